@@ -1,0 +1,111 @@
+"""Places the layer on the SDK's session manager: the only place that touches the SDK beyond its public interface.
+
+`StreamableHTTPSessionManager.__init__` is wrapped, once for the process: a manager that is given a
+`ResumableEventStore` gets a `ResumptionLayer` around its `asgi_app`, its innermost entry. A probe through the manager's
+own `handle_request` then shows that requests do pass the layer; if they do not, building the manager fails. Managers
+with other stores, or none, are left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from typing import Any
+
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+from mcp_resumable.http import ASGIApp, Message, Receive, ResumptionLayer, Scope, Send
+from mcp_resumable.store import ResumableEventStore
+
+__all__ = ["UnsupportedSDKError", "install"]
+
+logger = logging.getLogger("mcp_resumable")
+
+_MARK = "__mcp_resumable__"
+
+
+class UnsupportedSDKError(RuntimeError):
+    """Raised when a session manager does not lead its requests through the layer; nothing runs unprotected."""
+
+
+def install() -> None:
+    """See to it that every session manager built from now on gets the layer where it needs it; idempotent."""
+    original = StreamableHTTPSessionManager.__init__
+    if hasattr(original, _MARK):
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init(self: StreamableHTTPSessionManager, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        store = signature.bind(self, *args, **kwargs).arguments.get("event_store")
+        if isinstance(store, ResumableEventStore):
+            place(self, store)
+
+    setattr(init, _MARK, True)
+    # mypy and pyright rightly object to an assignment to a method.
+    setattr(StreamableHTTPSessionManager, "__init__", init)  # noqa: B010
+
+
+def place(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> None:
+    """Put the layer around `manager`, or switch the store off where the manager's mode makes resumption impossible.
+
+    Raises:
+        UnsupportedSDKError: When requests would not pass the layer.
+    """
+    if manager.stateless or manager.json_response:
+        mode = "stateless mode" if manager.stateless else "json_response=True"
+        logger.warning(
+            "Resumption is off: %s sends no event ids that a client could resume from. Nothing is stored.", mode
+        )
+        manager.event_store = None
+        return
+    inner: Any = getattr(manager, "asgi_app", None)
+    if inner is None or getattr(manager, "event_store", None) is not store:
+        raise UnsupportedSDKError(_UNSUPPORTED)
+    _check_entry(manager)
+    layer = ResumptionLayer(
+        inner, store, retry_interval=manager.retry_interval, max_request_body_size=manager.max_request_body_size
+    )
+    _set_entry(manager, layer)
+
+
+def _check_entry(manager: StreamableHTTPSessionManager) -> None:
+    """Send a scope through `manager` and see it arrive at its entry."""
+    arrived: list[Scope] = []
+
+    async def entry(scope: Scope, _receive: Receive, _send: Send) -> None:
+        arrived.append(scope)
+
+    async def receive() -> Message:
+        raise UnsupportedSDKError(_UNSUPPORTED)
+
+    async def send(_message: Message) -> None:
+        raise UnsupportedSDKError(_UNSUPPORTED)
+
+    _set_entry(manager, entry)
+    probe: Scope = {"type": "mcp_resumable.probe"}
+    coroutine: Any = manager.handle_request(probe, receive, send)
+    try:
+        # What arrives ends before its first wait, so no event loop is needed.
+        coroutine.send(None)
+    except StopIteration:
+        pass
+    except Exception as exc:
+        raise UnsupportedSDKError(_UNSUPPORTED) from exc
+    coroutine.close()
+    if arrived != [probe]:
+        raise UnsupportedSDKError(_UNSUPPORTED)
+
+
+def _set_entry(manager: StreamableHTTPSessionManager, entry: ASGIApp) -> None:
+    # By name, since it is declared as the middleware that it holds; any ASGI app will do.
+    setattr(manager, "asgi_app", entry)  # noqa: B010
+
+
+_UNSUPPORTED = (
+    "the installed MCP SDK does not lead its HTTP requests through StreamableHTTPSessionManager.asgi_app, where "
+    "mcp_resumable puts its layer; without it, resuming is not safe, so nothing is started. "
+    "Supported: mcp>=1.29.1,<3 with its own StreamableHTTPSessionManager"
+)

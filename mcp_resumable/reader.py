@@ -1,0 +1,212 @@
+"""The reading side: decides about a claim, and serves what may be served, replay and live tail, from the storage alone.
+
+Between the snapshot of a decision and the registration of the connection there is no await, so whatever supersedes the
+stream afterwards finds the connection and closes it. From then on each batch is read from where the last one ended:
+an event is sent when all before it were, and a place that cannot be told ends the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Literal
+
+import anyio
+
+from mcp_resumable.cursor import STANDALONE, EventCursor
+from mcp_resumable.decision import Decision, Gone, Invalid, Reset, Resume, Retained, Snapshot, decide
+from mcp_resumable.errors import (
+    GenerationMismatchError,
+    InvalidEventIdError,
+    ResetRequiredError,
+    ResumptionError,
+    SessionNotFoundError,
+    StorageUnavailableError,
+)
+from mcp_resumable.ledger import Ledger
+from mcp_resumable.rejection import answer_text, marker_text
+from mcp_resumable.session import ResumeGate, SessionBinding
+from mcp_resumable.storage import Batch, Storage
+from mcp_resumable.writer import Writer, known
+
+__all__ = ["Reader", "SendEvent"]
+
+SendEvent = Callable[[str, str | None], Awaitable[None]]
+"""Sends one event: its JSON text, and its event id or None."""
+
+# Events read at a time while replaying: bounds what a slow reader holds in memory beside the storage.
+_BATCH_EVENTS = 128
+
+# How often a snapshot is read again because an append failed, or the generation moved, while it was read.
+_MAX_SNAPSHOT_ATTEMPTS = 3
+
+
+class Reader:
+    """Serves sessions from a storage."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        writer: Writer,
+        ledger: Ledger,
+        *,
+        rejection: Literal["status", "stream"],
+        replay_completed: bool,
+        max_tail_seconds: float,
+    ) -> None:
+        self.storage = storage
+        self.writer = writer
+        self.ledger = ledger
+        self._rejection = rejection
+        self._replay_completed = replay_completed
+        self._max_tail_seconds = max_tail_seconds
+
+    async def serve_claim(self, binding: SessionBinding, gate: ResumeGate, event_id: str, send: SendEvent) -> None:
+        """Serve a GET with a cursor.
+
+        Raises:
+            ResumptionError: When the claim is refused, before anything was sent.
+        """
+        cursor = EventCursor.parse(event_id)
+        try:
+            decision, snapshot = await self._decide(binding, event_id, cursor)
+        except StorageUnavailableError as error:
+            self.ledger.refused(binding, error)
+            raise
+        match decision:
+            case Resume():
+                self.ledger.resumed()
+                # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
+                binding.take_over(decision.cursor.stream, gate.connection)
+                await gate.accept(event_id)
+                await self._follow(binding, gate, decision.cursor, send)
+            case Reset() | Invalid() | Gone():
+                refusal = decision.error
+                self.ledger.refused(binding, refusal)
+                if cursor is None or snapshot is None or self._rejection == "status":
+                    raise refusal
+                await self._refuse_in_stream(binding, gate, cursor, snapshot, refusal, send)
+
+    async def serve_plain(self, binding: SessionBinding, gate: ResumeGate, send: SendEvent) -> None:
+        """Serve a GET without a cursor: after the last event of the standalone stream that was ever written."""
+        cursor = await self._standalone_place(binding)
+        binding.take_over(STANDALONE, gate.connection)
+        await gate.accept(str(cursor))
+        await self._follow(binding, gate, cursor, send)
+
+    async def _standalone_place(self, binding: SessionBinding) -> EventCursor:
+        """Return the cursor after the last written event of the standalone stream, past what can no longer be sent."""
+        try:
+            await self.writer.revive(binding)
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
+            raise StorageUnavailableError from exc
+        for _ in range(_MAX_SNAPSHOT_ATTEMPTS):
+            cursor = EventCursor(generation=known(binding.generation), stream=STANDALONE, seq=0)
+            snapshot = await self._snapshot(binding, str(cursor), cursor)
+            if snapshot is None:
+                raise SessionNotFoundError
+            if snapshot.claimed == "current" and isinstance(snapshot.stream, Retained):
+                seq = max(binding.carried_seq, snapshot.stream.replay_floor, snapshot.stream.last_hole)
+                if seq > binding.carried_seq:
+                    self.ledger.sent_to_nobody(binding, binding.carried_seq + 1, seq)
+                    binding.carried_seq = seq
+                return replace(cursor, seq=seq)
+        raise GenerationMismatchError
+
+    async def _refuse_in_stream(
+        self,
+        binding: SessionBinding,
+        gate: ResumeGate,
+        cursor: EventCursor,
+        snapshot: Snapshot,
+        error: ResetRequiredError | InvalidEventIdError | SessionNotFoundError,
+        send: SendEvent,
+    ) -> None:
+        """Refuse to splice, not to serve: tell the client in a fresh stream, and serve what it can still have."""
+        if cursor.stream == STANDALONE:
+            if not isinstance(error, ResetRequiredError):
+                raise error
+            fresh = await self._standalone_place(binding)
+        else:
+            current = await self._current_execution(binding, cursor, snapshot, error)
+            if current is None:
+                if cursor.stream.request_id is None:
+                    raise error
+                await gate.accept(None)
+                await send(answer_text(cursor.stream.request_id, error), None)
+                return
+            fresh = current
+        binding.take_over(fresh.stream, gate.connection)
+        await gate.accept(str(fresh))
+        await send(marker_text(error), str(fresh))
+        await self._follow(binding, gate, fresh, send)
+
+    async def _current_execution(
+        self, binding: SessionBinding, cursor: EventCursor, snapshot: Snapshot, error: ResumptionError
+    ) -> EventCursor | None:
+        """Return the beginning of the same call's current execution, if it was executed again and is all retained."""
+        successor = snapshot.successor
+        if not isinstance(error, GenerationMismatchError) or successor is None or not successor.continues(cursor):
+            return None
+        start = EventCursor(generation=snapshot.generation, stream=successor.stream, seq=0)
+        decision, _ = await self._decide(binding, str(start), start)
+        return start if isinstance(decision, Resume) else None
+
+    async def _follow(self, binding: SessionBinding, gate: ResumeGate, cursor: EventCursor, send: SendEvent) -> None:
+        """Send what follows `cursor`, each event once and in order, until the answer or until it would skip one."""
+        stream, seq, connection = cursor.stream, cursor.seq, gate.connection
+        prefix = f"{cursor.generation}:{stream}:"
+        if stream == STANDALONE:
+            connection.on_written = binding.written
+        self.ledger.open_tails += 1
+        try:
+            with anyio.move_on_after(self._max_tail_seconds):
+                while (batch := await self._next_batch(binding, replace(cursor, seq=seq))) is not None:
+                    for event in batch.events:
+                        # Invariant: seq + 1 is the place of `event`. A hole ends the connection; it is never skipped.
+                        if event is None or connection.is_closed:
+                            return
+                        seq += 1
+                        if connection.on_written is not None:
+                            connection.in_transit.append(seq)
+                        await send(event.decode(), f"{prefix}{seq}")
+                    if batch.is_terminal:
+                        return
+        finally:
+            self.ledger.open_tails -= 1
+
+    async def _next_batch(self, binding: SessionBinding, after: EventCursor) -> Batch | None:
+        """Wait for what follows `after`; None where it cannot be told, or the storage fails."""
+        session_id, place = known(binding.session_id), (after.generation, after.stream, after.seq)
+        try:
+            while True:
+                batch = await self.storage.read(session_id, *place, _BATCH_EVENTS)
+                if batch is None or batch.events or batch.is_terminal:
+                    return batch
+                await self.storage.wait(session_id, *place)
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
+            return None
+
+    async def _decide(
+        self, binding: SessionBinding, event_id: str, cursor: EventCursor | None
+    ) -> tuple[Decision, Snapshot | None]:
+        """Decide about one claim, from one snapshot that nothing in this process has outdated."""
+        snapshot = await self._snapshot(binding, event_id, cursor)
+        return decide(event_id, cursor, snapshot, replay_completed=self._replay_completed), snapshot
+
+    async def _snapshot(self, binding: SessionBinding, event_id: str, cursor: EventCursor | None) -> Snapshot | None:
+        if binding.session_id is None or binding.status == "ended":
+            return None
+        for _ in range(_MAX_SNAPSHOT_ATTEMPTS):
+            try:
+                await self.writer.settle(binding)
+                changes = binding.changes
+                snapshot = await self.storage.snapshot(binding.session_id, cursor)
+            except Exception as exc:
+                self.ledger.fault(binding, exc)
+                raise StorageUnavailableError(event_id) from exc
+            if binding.changes == changes:
+                return snapshot
+        raise StorageUnavailableError(event_id)

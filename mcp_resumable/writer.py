@@ -1,0 +1,351 @@
+"""The writing side: claims generations, opens streams, stores events, and keeps count of what could not be stored.
+
+Per session there is one writer of events, the SDK's router, and it writes one event at a time. Beside it, at any await,
+may run: the POSTs of the session (`prime`), an operator who moves generations or streams (`advance`, `restart`), and
+resuming GETs that want to know what was lost (`settle`). These take the binding's lock; an append takes it only when it
+finds that something has moved, which the storage tells it by refusing the write.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from mcp_resumable.cursor import STANDALONE, Generation, StreamId
+from mcp_resumable.ledger import Ledger
+from mcp_resumable.session import Call, SessionBinding, when_current_task_ends
+from mcp_resumable.storage import AppendRefusedError, Storage
+
+__all__ = ["Writer", "known"]
+
+SDK_STANDALONE = "_GET_stream"
+"""The SDK's name of the standalone stream."""
+
+# What a generation gives to the first request's stream.
+_FIRST_ORDINAL = 1
+
+
+class Writer:
+    """Writes sessions to a storage."""
+
+    def __init__(self, storage: Storage, ledger: Ledger) -> None:
+        self.storage = storage
+        self.ledger = ledger
+        # Sessions that are over here and not yet in the storage; ended there by the next operation.
+        self.over: deque[str] = deque()
+
+    async def attach(self, binding: SessionBinding, session_id: str) -> None:
+        """Give a binding its session id and claim its first generation; a storage that fails is asked again later."""
+        binding.session_id = session_id
+        try:
+            await self.end_what_is_over()
+            async with binding.lock:
+                await self._claim(binding)
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
+        finally:
+            binding.attached.set()
+
+    async def advance(self, binding: SessionBinding) -> Generation | None:
+        """Move a session to its next generation; None where the session is over."""
+        # Shielded: the storage must not be left in a generation that the session's writer does not know.
+        generation: Generation | None = None
+        with anyio.CancelScope(shield=True):
+            async with binding.lock:
+                generation = await self.storage.advance_generation(known(binding.session_id))
+                if generation is None or binding.status == "ended":
+                    return None
+                for call in binding.calls.values():
+                    call.lost = 0  # What was lost was lost to the earlier generation.
+                await self._move_to(binding, generation)
+        return generation
+
+    async def restart(self, binding: SessionBinding, request_id: str) -> None:
+        """Begin the stream of an unanswered request anew.
+
+        Raises:
+            LookupError: When the session has no unanswered request with this id.
+        """
+        # What the earlier execution has sent may have reached the SDK's router but not yet this store; the router holds
+        # one message at most and gets its turn now. Twice, since a woken task may have to wake another.
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+        call = binding.calls.get(request_id)
+        if call is None or call.is_answered:
+            raise LookupError(f"no unanswered request {request_id!a} in this session")
+        with anyio.CancelScope(shield=True):
+            async with binding.lock:
+                # From here on nothing of the earlier execution is stored, and nothing of this one in its stream.
+                call.execution += 1
+                if call.stream is None:
+                    return  # nothing was issued yet that could be resumed
+                call.lost = 0
+                binding.unsettled.discard(call)
+                self._supersede(binding, [call])
+                await self._reopen(binding, [call])
+
+    async def revive(self, binding: SessionBinding) -> None:
+        """Claim a generation where none is claimed: the storage failed before, or retention has dropped the session."""
+        if binding.status in ("unclaimed", "evicted"):
+            async with binding.lock:
+                if binding.status in ("unclaimed", "evicted"):
+                    await self._claim(binding)
+
+    async def end_what_is_over(self) -> None:
+        """End in the storage what the SDK has ended."""
+        while self.over:
+            session_id = self.over.popleft()
+            try:
+                await self.storage.end_session(session_id)
+            except BaseException:
+                self.over.append(session_id)
+                raise
+
+    def router_is_over(self, binding: SessionBinding) -> None:
+        """Note that the SDK's router has ended, and with it the session, however that came about."""
+        if binding.status != "ended":
+            binding.end()
+            if binding.session_id is not None:
+                self.over.append(binding.session_id)
+
+    async def settle(self, binding: SessionBinding) -> None:
+        """Tell the storage of the events that it missed, so that a snapshot shows them as holes."""
+        await self.end_what_is_over()
+        if binding.status != "unclaimed" and not binding.unsettled:
+            return
+        async with binding.lock:
+            if binding.status == "unclaimed":
+                await self._claim(binding)
+            for call in list(binding.unsettled):
+                lost = call.lost
+                try:
+                    if call.stream is None:
+                        await self._open(binding, call)
+                    await self.storage.append(
+                        known(binding.session_id),
+                        known(binding.generation),
+                        known(call.stream),
+                        (None,) * lost,
+                        is_terminal=call.is_answer_lost,
+                    )
+                except AppendRefusedError as refusal:
+                    self._note_refusal(binding, refusal)
+                call.lost -= lost
+                binding.unsettled.discard(call)
+
+    async def prime(self, binding: SessionBinding, stream_id: str) -> str:
+        """Return the event id of the place before the first event of a request's stream; `""` where there is none."""
+        call = binding.calls.get(stream_id)
+        if call is None:
+            # The layer could not read a request that the SDK could.
+            call = binding.calls[stream_id] = Call(request_id=stream_id)
+            call.served.set()
+        try:
+            if binding.session_id is None:
+                promised = Generation(1, binding.nonce)
+                call.use(promised, StreamId.of_request(_FIRST_ORDINAL, stream_id))
+            else:
+                async with binding.lock:
+                    await self._ensure_open(binding, call)
+        except AppendRefusedError:
+            return ""
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
+            return ""
+        return f"{call.prefix}0"
+
+    async def record(self, binding: SessionBinding, stream_id: str, message: Any) -> str:
+        """Store an event and return its id, `""` where it was not stored. In the session's router; never raises."""
+        if not binding.is_router_watched:
+            binding.is_router_watched = True
+            when_current_task_ends(lambda: self.router_is_over(binding))
+        if not binding.attached.is_set():
+            await binding.attached.wait()
+        call = binding.standalone if stream_id == SDK_STANDALONE else binding.calls.get(stream_id)
+        if call is None or call.is_answered or binding.status in ("ended", "superseded"):
+            # After the answer, or after the end: nobody can ever ask for it.
+            return ""
+        is_answer = call is not binding.standalone and not hasattr(getattr(message, "root", message), "method")
+        try:
+            return await self._append(binding, call, _dump(message), is_answer=is_answer)
+        except Exception as exc:
+            # Whatever it is (the storage, or a message that has no JSON text), the router must live.
+            self._lose(binding, call, is_answer=is_answer)
+            self.ledger.fault(binding, exc)
+            return ""
+        finally:
+            # No await from here to where the SDK hands the message on: the id stays taken until then.
+            if is_answer:
+                call.is_answered = True
+                binding.forget_if_done(call)
+
+    async def _append(self, binding: SessionBinding, call: Call, data: bytes, *, is_answer: bool) -> str:
+        event = self._bounded(binding, call, data)
+        generation, stream, prefix, execution = binding.generation, call.stream, call.prefix, call.execution
+        if generation is not None and stream is not None and not call.lost:
+            try:
+                seq = await self.storage.append(
+                    known(binding.session_id), generation, stream, (event,), is_terminal=is_answer
+                )
+            except AppendRefusedError:
+                pass  # Moved while this was under way, or no longer ours: told apart under the lock.
+            else:
+                return self._stored(binding, prefix, seq, event)
+        async with binding.lock:
+            if call.execution != execution:
+                return ""  # Sent by an execution that has been superseded since.
+            if binding.status == "evicted" and call.stream is not None:
+                return ""  # A late event does not revive a session; a call that has sent nothing yet may.
+            try:
+                await self._ensure_open(binding, call)
+                seq = await self.storage.append(
+                    known(binding.session_id),
+                    known(binding.generation),
+                    known(call.stream),
+                    (*(None for _ in range(call.lost)), event),
+                    is_terminal=is_answer,
+                )
+            except AppendRefusedError as refusal:
+                self._note_refusal(binding, refusal)
+                return ""
+            call.lost = 0
+            binding.unsettled.discard(call)
+            return self._stored(binding, call.prefix, seq, event)
+
+    def _bounded(self, binding: SessionBinding, call: Call, data: bytes) -> bytes | None:
+        if len(data) <= self.storage.retention.max_bytes:
+            return data
+        self.ledger.too_large(binding, call.request_id, len(data))
+        return None
+
+    def _stored(self, binding: SessionBinding, prefix: str, seq: int, event: bytes | None) -> str:
+        if event is not None:
+            self.ledger.stored(binding)
+        return f"{prefix}{seq}"
+
+    def _lose(self, binding: SessionBinding, call: Call, *, is_answer: bool) -> None:
+        """Note that an event could not be stored: a hole, of which the storage learns when it answers again."""
+        call.lost += 1
+        call.is_answer_lost = is_answer
+        binding.unsettled.add(call)
+        binding.changes += 1
+        # A tail is served from the storage and would wait for this event for ever. The POST's own connection gets it
+        # from the SDK.
+        if call.stream is not None:
+            tail = binding.consumers.get(call.stream)
+            if tail is not None and tail is not call.connection:
+                tail.close()
+
+    async def _ensure_open(self, binding: SessionBinding, call: Call) -> None:
+        """Claim a generation and open the call's stream where that is still to be done. Under the lock."""
+        if binding.status in ("unclaimed", "evicted"):
+            await self._claim(binding)
+        if call.stream is not None:
+            return
+        try:
+            await self._open(binding, call)
+        except AppendRefusedError as refusal:
+            self._note_refusal(binding, refusal)
+            if binding.status != "evicted":
+                raise
+            # Evicted without our noticing, and here is a new call: the session goes on in its next generation.
+            await self._claim(binding)
+            await self._open(binding, call)
+
+    async def _claim(self, binding: SessionBinding) -> None:
+        """Claim the session's first generation, or the next after retention has dropped it. Under the lock."""
+        session_id = known(binding.session_id)
+        is_first = binding.status == "unclaimed"
+        generation = await self.storage.open_session(session_id, nonce=binding.nonce if is_first else None)
+        if binding.status == "ended":
+            self.over.append(session_id)
+            raise AppendRefusedError(None)
+        for call in binding.calls.values():
+            if is_first:
+                call.origin = None  # The promised one, if any; the real one comes with the stream.
+            else:
+                call.lost += call.stream is not None  # What it has sent so far is gone.
+        await self._move_to(binding, generation)
+
+    async def _move_to(self, binding: SessionBinding, generation: Generation) -> None:
+        """Go on in another generation: close what is superseded, open the running calls' streams. Under the lock."""
+        running = [call for call in binding.calls.values() if call.stream is not None and not call.is_answered]
+        if binding.status == "unclaimed":
+            # Nothing is superseded: at most a cursor of the generation that was promised is out, mostly this one.
+            for call in running:
+                call.stream = None
+        else:
+            self._supersede(binding, running)
+            binding.close_consumers()
+            binding.unsettled.clear()
+            binding.standalone.lost = 0
+        binding.generation = generation
+        binding.status = "live"
+        binding.changes += 1
+        binding.carried_seq = 0
+        binding.standalone.prefix = f"{generation}:{STANDALONE}:"
+        await self._reopen(binding, running)
+
+    def _supersede(self, binding: SessionBinding, calls: list[Call]) -> None:
+        """Take the streams of running calls from them, and close what carries those streams."""
+        binding.changes += 1
+        for call in calls:
+            consumer = binding.consumers.pop(call.stream, None) if call.stream is not None else None
+            call.stream = None
+            for connection in (consumer, call.connection):
+                if connection is not None:
+                    connection.close()
+
+    async def _reopen(self, binding: SessionBinding, calls: list[Call]) -> None:
+        """Open running calls' next streams at once, so that clients find them; a failure is left to the next append."""
+        for call in calls:
+            if call.lost:
+                binding.unsettled.add(call)
+            try:
+                await self._open(binding, call)
+            except AppendRefusedError as refusal:
+                self._note_refusal(binding, refusal)
+            except Exception as exc:
+                self.ledger.fault(binding, exc)
+
+    async def _open(self, binding: SessionBinding, call: Call) -> None:
+        generation = known(binding.generation)
+        stream = await self.storage.open_stream(
+            known(binding.session_id), generation, known(call.request_id), origin=call.origin
+        )
+        call.use(generation, stream)
+        if call.connection is not None and not call.connection.is_closed:
+            binding.take_over(stream, call.connection)
+
+    def _note_refusal(self, binding: SessionBinding, refusal: AppendRefusedError) -> None:
+        """The storage refused a write: find out what we are no longer."""
+        if binding.status != "live":
+            return
+        if refusal.current is None:
+            binding.status = "evicted"
+            binding.changes += 1
+            binding.unsettled.clear()
+            binding.close_consumers()
+            self.ledger.evicted(binding)
+        elif refusal.current != binding.generation:
+            binding.end("superseded")
+            self.ledger.superseded(binding, refusal.current)
+
+
+_T = TypeVar("_T")
+
+
+def known(value: _T | None) -> _T:
+    """Return what is known by now: the store asks only where the binding's status says so."""
+    assert value is not None
+    return value
+
+
+def _dump(message: Any) -> bytes:
+    """Return the JSON text that the SDK sends for a message: the same options as its own live path."""
+    options = {"exclude_none": True} if hasattr(message, "root") else {"exclude_unset": True}  # 1.x, 2.x
+    text: str = message.model_dump_json(by_alias=True, **options)
+    return text.encode()
