@@ -1,0 +1,120 @@
+"""A storage whose every operation can be held or made to fail, before or after it takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Literal, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from mcp_resumable import EventCursor, Generation, MemoryStorage, Retention, Storage
+from mcp_resumable.cursor import StreamId
+from mcp_resumable.decision import Snapshot
+from mcp_resumable.storage import Batch, SessionDescription
+
+T = TypeVar("T")
+
+Operation = Literal["claim_generation", "open_stream", "append", "snapshot", "read", "wait", "end_session"]
+When = Literal["before", "after"]
+
+
+class Trap:
+    """Catches the next call of one operation, before or after it takes effect."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.reached = anyio.Event()
+        self._released = anyio.Event()
+        self._error = error
+        if error is not None:
+            self._released.set()
+
+    async def spring(self) -> None:
+        self.reached.set()
+        await self._released.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def until_reached(self) -> None:
+        with anyio.fail_after(10):
+            await self.reached.wait()
+
+    def release(self) -> None:
+        self._released.set()
+
+
+class HeldStorage(Storage):
+    """A `MemoryStorage` behind traps; without one, each operation suspends once before and once after it."""
+
+    def __init__(self, *, retention: Retention | None = None, inner: MemoryStorage | None = None) -> None:
+        self.inner = inner if inner is not None else MemoryStorage(retention=retention)
+        super().__init__(retention=self.inner.retention)
+        self._traps: dict[tuple[Operation, When], list[Trap]] = {}
+        self.broken: set[Operation] = set()
+
+    def hold(self, operation: Operation, when: When = "before") -> Trap:
+        """Hold the next call of `operation`."""
+        return self._set(operation, when, Trap(None))
+
+    def fail(self, operation: Operation, when: When = "before") -> Trap:
+        """Make the next call of `operation` fail; `after`: although it took effect."""
+        return self._set(operation, when, Trap(OSError("the storage is on fire")))
+
+    def _set(self, operation: Operation, when: When, trap: Trap) -> Trap:
+        self._traps.setdefault((operation, when), []).append(trap)
+        return trap
+
+    async def _do(self, operation: Operation, effect: Awaitable[T]) -> T:
+        try:
+            if operation in self.broken:
+                raise OSError("the storage is down")
+            await self._spring(operation, "before")
+        except BaseException:
+            if hasattr(effect, "close"):
+                effect.close()
+            raise
+        result = await effect
+        await self._spring(operation, "after")
+        return result
+
+    async def _spring(self, operation: Operation, when: When) -> None:
+        traps = self._traps.get((operation, when))
+        if traps:
+            await traps.pop(0).spring()
+        else:
+            await anyio.lowlevel.checkpoint()
+
+    async def _claim_generation(self, session_id: str, nonce: str, *, create: bool) -> Generation | None:
+        return await self._do("claim_generation", self.inner._claim_generation(session_id, nonce, create=create))
+
+    async def _open_stream(
+        self, session_id: str, generation: Generation, request_id: str, origin: tuple[int, int] | None
+    ) -> StreamId:
+        return await self._do("open_stream", self.inner._open_stream(session_id, generation, request_id, origin))
+
+    async def _append(
+        self,
+        session_id: str,
+        generation: Generation,
+        stream: StreamId,
+        events: Sequence[bytes | None],
+        is_terminal: bool,
+    ) -> int:
+        return await self._do("append", self.inner._append(session_id, generation, stream, events, is_terminal))
+
+    async def _snapshot(self, session_id: str, cursor: EventCursor | None) -> Snapshot | None:
+        return await self._do("snapshot", self.inner._snapshot(session_id, cursor))
+
+    async def _read(
+        self, session_id: str, generation: Generation, stream: StreamId, after_seq: int, limit: int
+    ) -> Batch | None:
+        return await self._do("read", self.inner._read(session_id, generation, stream, after_seq, limit))
+
+    async def _wait(self, session_id: str, generation: Generation, stream: StreamId, after_seq: int) -> None:
+        await self._do("wait", self.inner._wait(session_id, generation, stream, after_seq))
+
+    async def _end_session(self, session_id: str) -> bool:
+        return await self._do("end_session", self.inner._end_session(session_id))
+
+    async def _describe(self, session_id: str) -> SessionDescription | None:
+        return await self.inner._describe(session_id)

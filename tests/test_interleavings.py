@@ -1,0 +1,687 @@
+"""What else can run at each await of append, replay, hand-over and move: forced, not hoped for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+from anyio import wait_all_tasks_blocked
+
+from mcp_resumable import ResumableEventStore
+from tests.held_storage import HeldStorage
+from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def held(**options: object) -> AsyncGenerator[tuple[HeldStorage, ResumableEventStore, Host, Client]]:
+    storage = HeldStorage()
+    store = ResumableEventStore(storage, **options)  # type: ignore[arg-type]
+    async with hosting(store) as host:
+        yield storage, store, host, await host.open()
+
+
+async def read_steps(request: Request, count: int) -> list[Frame]:
+    frames: list[Frame] = []
+    while len(frames) < count:
+        frame = await request.frame()
+        assert frame is not None, f"the body ended after {[f.step for f in frames]}"
+        if frame.data:
+            frames.append(frame)
+    return frames
+
+
+def steps_of(frames: list[Frame]) -> list[str]:
+    """Return what was carried, after checking that the seqs have no break."""
+    messages = [frame for frame in frames if frame.data]
+    if messages:
+        first = messages[0].seq
+        assert [frame.seq for frame in messages] == list(range(first, first + len(messages)))
+    return [frame.step for frame in messages]
+
+
+# Append against a resume.
+
+
+async def test_event_appended_while_the_snapshot_is_read_is_replayed_once() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        request.disconnect()
+        for when in ("before", "after"):
+            trap = storage.hold("snapshot", when)  # type: ignore[arg-type]
+            resumed = client.get(cursor)
+            await trap.until_reached()
+            await tool.emit(f"b-{when}")
+            await wait_all_tasks_blocked()
+            trap.release()
+            frames = await read_steps(resumed, 1 if when == "before" else 2)
+            assert steps_of(frames) == (["b-before"] if when == "before" else ["b-before", "b-after"])
+            resumed.disconnect()
+            await resumed.until_done()
+
+
+async def test_event_appended_between_decision_and_first_read_is_replayed_once() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        request.disconnect()
+        trap = storage.hold("read")
+        resumed = client.get(cursor)
+        await trap.until_reached()
+        await tool.emit("b", "c")
+        tool.finish()
+        await tool.ended.wait()
+        trap.release()
+        assert steps_of(await resumed.frames()) == ["b", "c", "answer"]
+
+
+async def test_event_appended_between_read_and_wait_is_not_missed() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        request.disconnect()
+        trap = storage.hold("wait")
+        resumed = client.get(cursor)
+        await trap.until_reached()
+        await tool.emit("b")
+        await wait_all_tasks_blocked()
+        trap.release()
+        assert steps_of(await read_steps(resumed, 1)) == ["b"]
+        tool.finish()
+        assert steps_of(await resumed.frames()) == ["answer"]
+
+
+async def test_resume_while_an_append_is_under_way_gets_the_event_once() -> None:
+    for when in ("before", "after"):
+        async with held() as (storage, _, _, client):
+            request = await client.call()
+            tool = client.tool()
+            await tool.emit("a")
+            cursor = (await read_steps(request, 1))[0].id
+            request.disconnect()
+            trap = storage.hold("append", when)  # type: ignore[arg-type]
+            await tool.emit("b")
+            await trap.until_reached()
+            resumed = client.get(cursor)
+            await wait_all_tasks_blocked()
+            trap.release()
+            tool.finish()
+            assert steps_of(await resumed.frames()) == ["b", "answer"]
+
+
+async def test_slow_reader_of_a_tail_gets_everything_in_order() -> None:
+    async with held() as (_, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        request.disconnect()
+        resumed = client.get(cursor)
+        await resumed.until_started()
+        resumed.freeze()
+        await tool.emit(*(str(i) for i in range(300)))
+        tool.finish()
+        await tool.ended.wait()
+        resumed.thaw()
+        assert steps_of(await resumed.frames()) == [*(str(i) for i in range(300)), "answer"]
+
+
+# Hand-over between connections.
+
+
+async def test_resume_while_the_first_connection_is_open_takes_it_over() -> None:
+    async with held() as (_, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a", "b")
+        first = await read_steps(request, 1)
+        resumed = client.get(first[0].id)
+        assert steps_of(await read_steps(resumed, 1)) == ["b"]
+        await request.until_done()
+        assert request.is_complete, "the older connection ends cleanly"
+        await tool.emit("c")
+        tool.finish()
+        assert steps_of(await resumed.frames()) == ["c", "answer"]
+
+
+async def test_of_two_overlapping_resumes_the_newest_lives_whatever_the_order_of_their_snapshots() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        trap = storage.hold("snapshot", "after")
+        slow = client.get(cursor)
+        await trap.until_reached()
+        quick = client.get(cursor)
+        await quick.until_started()
+        await tool.emit("b")
+        assert steps_of(await read_steps(quick, 1)) == ["b"]
+        trap.release()
+        # The one that was decided last is the newest consumer; each of the two saw an unbroken stream.
+        assert steps_of(await read_steps(slow, 1)) == ["b"]
+        await quick.until_done()
+        assert quick.is_complete
+        tool.finish()
+        assert steps_of(await slow.frames()) == ["answer"]
+
+
+async def test_refused_resume_leaves_the_open_connection_alone() -> None:
+    async with held() as (_, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        first = (await read_steps(request, 1))[0]
+        assert first.id is not None
+        refused = client.get(first.id.replace(":1", ":7"))
+        assert await refused.reason() == "future_event_id"
+        tool.finish()
+        assert steps_of(await request.frames()) == ["answer"]
+
+
+async def test_connection_that_was_taken_over_carries_nothing_more() -> None:
+    async with held() as (_, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        old = client.get(cursor)
+        await old.until_started()
+        old.freeze()
+        await tool.emit("b", "c")
+        new = client.get(cursor)
+        assert steps_of(await read_steps(new, 2)) == ["b", "c"]
+        old.thaw()
+        await old.until_done()
+        assert old.is_complete
+        assert "c" not in [frame.step for frame in await old.frames() if frame.data]
+
+
+# Moves: advance, restart, end, while something is under way.
+
+
+async def test_event_whose_append_is_overtaken_by_an_advance_goes_to_the_new_generation() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        old = (await read_steps(request, 1))[0]
+        trap = storage.hold("append")
+        await tool.emit("b")
+        await trap.until_reached()
+        generation = await store.advance_generation(client.session_id)
+        trap.release()
+        await request.until_done()
+        assert request.is_complete
+        assert await request.frames() == [], "one connection never carries two generations"
+        assert await client.get(old.id).reason() == "generation_mismatch"
+        resumed = client.get(f"{generation}:1.MQ:0")
+        tool.finish()
+        assert steps_of(await resumed.frames()) == ["b", "answer"]
+
+
+async def test_event_stored_just_before_an_advance_never_reaches_a_connection_after_it() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        await read_steps(request, 1)
+        trap = storage.hold("append", "after")
+        await tool.emit("b")
+        await trap.until_reached()
+        await store.advance_generation(client.session_id)
+        trap.release()
+        assert await request.frames() == []
+
+
+async def test_append_during_the_claim_of_an_advance_waits_for_it() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        await read_steps(request, 1)
+        trap = storage.hold("claim_generation", "after")
+        generations = []
+        async with anyio.create_task_group() as task_group:
+
+            async def advance() -> None:
+                generations.append(await store.advance_generation(client.session_id))
+
+            task_group.start_soon(advance)
+            await trap.until_reached()
+            await tool.emit("b")
+            await wait_all_tasks_blocked()
+            trap.release()
+        resumed = client.get(f"{generations[0]}:1.MQ:0")
+        tool.finish()
+        assert steps_of(await resumed.frames()) == ["b", "answer"]
+
+
+async def test_cancelled_advance_leaves_writer_and_storage_in_one_generation() -> None:
+    async with held() as (storage, store, _, client):
+        await client.call()
+        tool = client.tool()
+        trap = storage.hold("claim_generation", "after")
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as task_group:
+                task_group.start_soon(store.advance_generation, client.session_id)
+                await trap.until_reached()
+                scope.cancel()
+                trap.release()
+        await tool.emit("a")
+        tool.finish()
+        await tool.ended.wait()
+        description = await store.describe(client.session_id)
+        assert description is not None
+        assert description.generation.counter == 2
+        resumed = client.get(f"{description.generation}:1.MQ:0")
+        assert steps_of(await resumed.frames()) == ["a", "answer"]
+
+
+async def test_resume_decided_just_before_an_advance_is_closed_by_it() -> None:
+    for when in ("before", "after"):
+        async with held() as (storage, store, _, client):
+            request = await client.call()
+            tool = client.tool()
+            await tool.emit("a")
+            cursor = (await read_steps(request, 1))[0].id
+            trap = storage.hold("snapshot", when)  # type: ignore[arg-type]
+            resumed = client.get(cursor)
+            await trap.until_reached()
+            await store.advance_generation(client.session_id)
+            trap.release()
+            assert await resumed.reason() == "generation_mismatch"
+
+
+async def test_tail_that_waits_is_closed_by_an_advance() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        trap = storage.hold("wait")
+        resumed = client.get(cursor)
+        await trap.until_reached()
+        await store.advance_generation(client.session_id)
+        trap.release()
+        await tool.emit("b")
+        assert steps_of(await resumed.frames()) == []
+        assert resumed.is_complete
+
+
+async def test_event_of_the_earlier_execution_in_mid_append_is_not_spliced_into_the_restarted_stream() -> None:
+    for when in ("before", "after"):
+        async with held() as (storage, store, _, client):
+            request = await client.call()
+            tool = client.tool()
+            await tool.emit("a")
+            old = (await read_steps(request, 1))[0]
+            trap = storage.hold("append", when)  # type: ignore[arg-type]
+            await tool.emit("b")
+            await trap.until_reached()
+            await tool.do(lambda: store.restart_stream(1))
+            trap.release()
+            await tool.emit("c")
+            tool.finish()
+            assert await client.get(old.id).reason() == "stream_superseded"
+            description = await store.describe(client.session_id)
+            assert description is not None
+            current = description.streams[-1]
+            resumed = client.get(f"{description.generation}:{current.stream}:0")
+            assert steps_of(await resumed.frames()) == ["c", "answer"]
+
+
+async def test_event_that_the_router_holds_when_a_tool_restarts_stays_with_the_earlier_execution() -> None:
+    async with held() as (_, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+
+        async def emit_and_restart() -> None:
+            await tool.context.report_progress(1, 2, "earlier")
+            await store.restart_stream(tool.context.request_id)
+            await tool.context.report_progress(1, 2, "later")
+
+        await tool.do(emit_and_restart)
+        tool.finish()
+        await tool.ended.wait()
+        await request.until_done()
+        description = await store.describe(client.session_id)
+        assert description is not None
+        resumed = client.get(f"{description.generation}:{description.streams[-1].stream}:0")
+        assert steps_of(await resumed.frames()) == ["later", "answer"]
+
+
+async def test_restart_whose_storage_fails_never_goes_on_in_the_earlier_stream() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        old = (await read_steps(request, 1))[0]
+        storage.fail("open_stream")
+        await tool.do(lambda: store.restart_stream(1))
+        await tool.emit("b")
+        tool.finish()
+        await tool.ended.wait()
+        await wait_all_tasks_blocked()
+        assert await client.get(old.id).reason() == "stream_superseded"
+
+
+async def test_session_ended_in_mid_append_is_not_revived() -> None:
+    for when in ("before", "after"):
+        async with held() as (storage, store, _, client):
+            request = await client.call()
+            tool = client.tool()
+            await tool.emit("a")
+            cursor = (await read_steps(request, 1))[0].id
+            trap = storage.hold("append", when)  # type: ignore[arg-type]
+            await tool.emit("b")
+            await trap.until_reached()
+            await store.end_session(client.session_id)
+            trap.release()
+            await tool.emit("c")
+            await wait_all_tasks_blocked()
+            assert request.is_complete
+            assert await store.describe(client.session_id) is None
+            assert await client.get(cursor).reason() == "session_not_found"
+
+
+async def test_session_ended_while_a_resume_reads_its_snapshot_is_404() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        await client.tool().emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        trap = storage.hold("snapshot", "after")
+        resumed = client.get(cursor)
+        await trap.until_reached()
+        await store.end_session(client.session_id)
+        trap.release()
+        assert await resumed.reason() == "session_not_found"
+        assert resumed.status == 404
+
+
+async def test_delete_while_a_tail_waits_closes_it_cleanly() -> None:
+    async with held() as (_, store, _, client):
+        request = await client.call()
+        await client.tool().emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        resumed = client.get(cursor)
+        await resumed.until_started()
+        delete = client.request("DELETE")
+        await delete.until_done()
+        assert delete.status == 200
+        assert steps_of(await resumed.frames()) == []
+        assert resumed.is_complete
+        assert await store.describe(client.session_id) is None
+
+
+# Faults while something is under way.
+
+
+async def test_append_that_fails_while_the_snapshot_is_read_is_a_gap_and_not_a_hang() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        trap = storage.hold("snapshot", "after")
+        resumed = client.get(cursor)
+        await trap.until_reached()
+        storage.fail("append")
+        await tool.emit("lost")
+        await wait_all_tasks_blocked()
+        trap.release()
+        assert await resumed.reason() == "replay_gap"
+
+
+async def test_append_that_fails_closes_the_tail_that_waits_for_it_and_leaves_the_first_connection() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        storage.fail("append")
+        await tool.emit("lost")
+        live = await request.frame()
+        assert live is not None
+        assert (live.step, live.id) == ("lost", None)
+        resumed = client.get(cursor)
+        assert await resumed.reason() == "replay_gap"
+        await tool.emit("b")
+        after = await request.frame()
+        assert after is not None
+        assert (after.step, after.seq) == ("b", 3)
+        tail = client.get(after.id)
+        await tail.until_started()
+        storage.fail("append")
+        await tool.emit("lost too")
+        assert steps_of(await tail.frames()) == []
+        assert tail.is_complete
+        assert await client.get(after.id).reason() == "replay_gap"
+
+
+async def test_append_that_fails_although_it_took_effect_is_never_delivered_twice() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        storage.fail("append", "after")
+        await tool.emit("b")
+        live = await request.frame()
+        assert live is not None
+        assert (live.step, live.id) == ("b", None)
+        assert await client.get(cursor).reason() == "replay_gap"
+
+
+async def test_lost_answer_is_told_to_whoever_asks_for_it() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        storage.fail("append")
+        tool.finish()
+        live = await request.frames()
+        assert [(frame.step, frame.id) for frame in live] == [("answer", None)]
+        assert await client.get(cursor).reason() == "stream_completed"
+
+
+async def test_storage_that_stays_down_is_503_and_never_another_verdict() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        storage.broken = {"append", "snapshot", "open_stream", "claim_generation"}
+        await tool.emit("b")
+        frame = await request.frame()
+        assert frame is not None
+        assert frame.step == "b"
+        refused = client.get(cursor)
+        assert await refused.reason() == "storage_unavailable"
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert (await client.ping())["result"] == {}
+        storage.broken = set()
+        assert await client.get(cursor).reason() == "replay_gap"
+        tool.finish()
+        assert steps_of(await request.frames()) == ["answer"]
+
+
+async def test_tail_whose_storage_fails_is_closed_and_can_come_back() -> None:
+    for operation in ("read", "wait"):
+        async with held() as (storage, _, _, client):
+            request = await client.call()
+            tool = client.tool()
+            await tool.emit("a")
+            cursor = (await read_steps(request, 1))[0].id
+            storage.fail(operation)  # type: ignore[arg-type]
+            assert steps_of(await client.get(cursor).frames()) == []
+            await tool.emit("b")
+            tool.finish()
+            assert steps_of(await client.get(cursor).frames()) == ["b", "answer"]
+
+
+# The opening request: the session id is not known yet.
+
+
+async def test_router_waits_for_the_session_id_and_nothing_is_lost() -> None:
+    storage = HeldStorage()
+    store = ResumableEventStore(storage)
+    trap = storage.hold("claim_generation")
+    async with hosting(store) as host, anyio.create_task_group() as task_group:
+        clients: list[Client] = []
+
+        async def open_session() -> None:
+            clients.append(await host.open())
+
+        task_group.start_soon(open_session)
+        await trap.until_reached()
+        await wait_all_tasks_blocked()
+        trap.release()
+        while not clients:
+            await checkpoint()
+        frames = clients[0].opened_with
+        assert [frame.seq for frame in frames] == [0, 1]
+        assert frames[0].id is not None
+        resumed = await clients[0].get(frames[0].id).frames()
+        assert [frame.data for frame in resumed if frame.data] == [frames[1].data]
+
+
+async def test_session_whose_first_claim_fails_is_claimed_by_the_next_event_that_asks() -> None:
+    storage = HeldStorage()
+    store = ResumableEventStore(storage)
+    storage.fail("claim_generation")
+    storage.fail("claim_generation")
+    async with hosting(store) as host:
+        client = await host.open()
+        assert [frame.id is None or frame.seq for frame in client.opened_with] == [0, True]
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        first = (await read_steps(request, 1))[0]
+        tool.finish()
+        assert steps_of(await client.get(first.id).frames()) == ["answer"]
+        assert client.opened_with[0].id is not None
+        assert await client.get(client.opened_with[0].id).reason() in ("future_event_id", "stream_completed")
+
+
+async def test_opening_request_that_the_sdk_refuses_leaves_no_session() -> None:
+    store = ResumableEventStore()
+    async with hosting(store) as host:
+        request = host.start("POST", {**HEADERS, "accept": "text/plain"}, b"{}")
+        await request.until_done()
+        assert request.status == 406
+        assert store.stats().sessions == 0
+
+
+# The standalone stream.
+
+
+async def test_plain_get_goes_on_after_what_was_written_and_a_second_one_replaces_the_first() -> None:
+    async with held() as (_, _, host, client):
+        await client.call("notifier")
+        await host.notify(client, "before anyone listens")
+        first = client.get()
+        begin = await first.frame()
+        assert begin is not None
+        assert (begin.seq, begin.data) == (0, "")
+        assert [frame.step for frame in await read_steps(first, 1)] == ["before anyone listens"]
+        second = client.get()
+        begin = await second.frame()
+        assert begin is not None
+        assert begin.seq == 1
+        await first.until_done()
+        assert (first.status, first.is_complete) == (200, True)
+        await host.notify(client, "later")
+        assert [frame.step for frame in await read_steps(second, 1)] == ["later"]
+
+
+async def test_event_handed_over_but_not_written_before_a_take_over_is_not_skipped() -> None:
+    async with held() as (_, _, host, client):
+        await client.call("notifier")
+        first = client.get()
+        await first.frame()
+        first.freeze()
+        await host.notify(client, "x")
+        await wait_all_tasks_blocked()
+        second = client.get()
+        await second.frame()
+        assert [frame.step for frame in await read_steps(second, 1)] == ["x"]
+        first.thaw()
+        await first.until_done()
+        assert [frame for frame in await first.frames() if frame.data] == []
+
+
+# Request ids.
+
+
+async def test_request_id_in_flight_is_refused_and_free_again_after_its_answer() -> None:
+    async with held() as (_, store, _, client):
+        request = await client.call(1)
+        tool = client.tool(1)
+        for same in (1, "1"):
+            twice = client.post(same)
+            body = await twice.json()
+            assert (twice.status, twice.headers["content-type"]) == (200, "application/json")
+            assert (body["id"], body["error"]["data"]["reason"]) == (same, "duplicate_request_id")
+        await tool.emit("a")
+        tool.finish()
+        first = await request.frames()
+        assert steps_of(first) == ["a", "answer"]
+        again = await client.call(1)
+        await client.tool(1).emit("b")
+        assert steps_of(await read_steps(again, 1)) == ["b"]
+        for frame in first:
+            assert await client.get(frame.id).reason() == "stream_superseded"
+        assert store.stats().refused_requests == 2
+
+
+async def test_request_id_is_not_free_while_its_answer_is_being_stored() -> None:
+    for when in ("before", "after"):
+        async with held() as (storage, _, _, client):
+            request = await client.call(1)
+            tool = client.tool(1)
+            trap = storage.hold("append", when)  # type: ignore[arg-type]
+            tool.finish()
+            await trap.until_reached()
+            assert await client.post(1).reason() == "duplicate_request_id"
+            trap.release()
+            assert steps_of(await request.frames()) == ["answer"]
+
+
+async def test_request_id_is_used_again_only_when_the_earlier_post_is_over() -> None:
+    async with held() as (_, _, _, client):
+        request = await client.call(1)
+        request.freeze()
+        client.tool(1).finish()
+        await client.tool(1).ended.wait()
+        await wait_all_tasks_blocked()
+        del client.host.tools[client.session_id, "1"]
+        again = client.post(1)
+        await wait_all_tasks_blocked()
+        assert not again.started.is_set()
+        request.thaw()
+        assert steps_of(await request.frames()) == ["answer"]
+        await again.until_started()
+        await wait_all_tasks_blocked()
+        client.tool(1).finish()
+        assert steps_of(await again.frames()) == ["answer"]
+
+
+async def test_request_that_the_sdk_refuses_leaves_its_id_free() -> None:
+    async with held() as (_, _, _, client):
+        refused = client.request("POST", body={"jsonrpc": "2.0", "id": 1, "method": "ping"}, accept="text/plain")
+        await refused.until_done()
+        assert refused.status == 406
+        assert (await client.ping(1))["result"] == {}
