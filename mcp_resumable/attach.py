@@ -18,7 +18,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_resumable.http import ASGIApp, Message, Receive, ResumptionLayer, Scope, Send
 from mcp_resumable.store import ResumableEventStore
 
-__all__ = ["UnsupportedSDKError", "install"]
+__all__ = ["UnsupportedSDKError", "install", "place"]
 
 logger = logging.getLogger("mcp_resumable")
 

@@ -18,7 +18,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 
-__all__ = ["MAX_EVENT_ID_LENGTH", "EventCursor", "Generation", "StreamId"]
+__all__ = ["MAX_EVENT_ID_LENGTH", "STANDALONE", "EventCursor", "Generation", "StreamId"]
 
 MAX_EVENT_ID_LENGTH = 256
 
@@ -83,6 +83,7 @@ class StreamId:
 
 
 STANDALONE = StreamId(0)
+"""The stream of the GET that no request opened; every generation has one from its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

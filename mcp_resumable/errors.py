@@ -1,8 +1,8 @@
 """The errors of a refused resume: one class for each reason.
 
 An error never speaks HTTP. `status` is a hint for the layer that does, `reason` and `outcome` are what callers and
-clients branch on, and the typed fields on the instance say what was claimed against what is true. Messages are built
-from those fields and are for people only.
+clients branch on, and the typed fields on the instance say what was claimed against what is true. Messages are for
+people only.
 
 | outcome   | what the client should do                                                    |
 |-----------|------------------------------------------------------------------------------|
@@ -51,25 +51,24 @@ class ResumptionError(Exception):
     status: ClassVar[int]
     reason: ClassVar[str]
     outcome: ClassVar[Outcome]
-    summary: ClassVar[str]
+    summary: ClassVar[str] = "The resume was refused."
 
     def __init__(self, event_id: str | None = None, *, generation: str | None = None) -> None:
-        # All positional for Exception, so that args, equality of pickles and copies are right.
-        super().__init__(event_id, generation)
         self.event_id = event_id[:256] if event_id is not None else None
         self.generation = generation
+        super().__init__(self.event_id, generation)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by class and fields, since the fields are keyword-only."""
-        return _rebuild, (type(self), self.__dict__)
+        return _rebuild, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
-        """Return the message for people."""
+        """Return the message for people; nothing that the client presented is in it."""
         return self.summary
 
 
-def _rebuild(kind: type[ResumptionError], fields: dict[str, object]) -> ResumptionError:
-    error = kind.__new__(kind)
+def _rebuild(kind: type[ResumptionError], args: tuple[object, ...], fields: dict[str, object]) -> ResumptionError:
+    error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error
 

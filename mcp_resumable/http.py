@@ -32,7 +32,7 @@ from mcp_resumable.rejection import body_text
 from mcp_resumable.session import Connection, Exchange, SessionBinding, current_exchange
 from mcp_resumable.store import ResumableEventStore
 
-__all__ = ["ResumptionLayer"]
+__all__ = ["ASGIApp", "Message", "Receive", "ResumptionLayer", "Scope", "Send"]
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -170,6 +170,7 @@ class ResumptionLayer:
         try:
             await self._run(Exchange(binding, gate), scope, wire.receive, gate.send)
             if gate.error is not None:
+                wire.on_start = None  # This answer is ours: it tells nothing of the SDK's session.
                 await _respond(wire.send, gate.error, binding.session_id)
             elif gate.is_accepted:
                 await wire.finish()

@@ -79,7 +79,8 @@ class MemoryStorage(Storage):
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         # What is left of sessions that are over: when to forget it, and the nonces of the generations they had.
         self._past: OrderedDict[str, tuple[float, dict[int, str]]] = OrderedDict()
-        self._completed: deque[tuple[float, _Stream]] = deque()
+        # Completed streams that are retained, and when their time is over; the first is due first.
+        self._completed: OrderedDict[_Stream, float] = OrderedDict()
         self._order = _EvictionOrder()
         # Invariant: the sum of the charges of all sessions.
         self._charged_bytes = 0
@@ -146,7 +147,7 @@ class MemoryStorage(Storage):
             kept.is_terminal = True
             session.unanswered -= 1
             expires_at = session.active_at + retention.completed_seconds
-            self._completed.append((expires_at, kept))
+            self._completed[kept] = expires_at
             self._next_expiry = min(self._next_expiry, expires_at)
         # Invariant: the newest event is never evicted by its own append.
         while len(ring) > 1 and (len(ring) > retention.max_events or ring.retained_bytes > retention.max_bytes):
@@ -310,7 +311,8 @@ class MemoryStorage(Storage):
         freed = stream.own_charge + stream.ring.retained_bytes + EVENT_OVERHEAD_BYTES * places
         self._charged_bytes -= freed
         self._order.forget(stream, places)
-        # What still names the stream (an order, the queue of completed ones) must not hold its events.
+        self._completed.pop(stream, None)
+        # What still names the stream (an order) must not hold its events.
         stream.ring = RingBuffer()
         stream.wake()
         return freed
@@ -333,11 +335,12 @@ class MemoryStorage(Storage):
         now = self._clock()
         if now < self._next_expiry:
             return now
-        while self._completed and self._completed[0][0] <= now:
-            _, stream = self._completed.popleft()
-            if stream.session.streams.get(stream.id.ordinal) is stream:
-                self.evicted_events += stream.retained_events
-                self._drop_stream(stream)
+        while self._completed:
+            stream, expires_at = next(iter(self._completed.items()))
+            if expires_at > now:
+                break
+            self.evicted_events += stream.retained_events
+            self._drop_stream(stream)
         idle_seconds = self.retention.idle_seconds
         while self._sessions:
             session = next(iter(self._sessions.values()))
@@ -355,7 +358,7 @@ class MemoryStorage(Storage):
                 break
             del self._past[session_id]
         self._next_expiry = min(
-            self._completed[0][0] if self._completed else math.inf,
+            next(iter(self._completed.values())) if self._completed else math.inf,
             next(iter(self._sessions.values())).active_at + idle_seconds if self._sessions else math.inf,
             next(iter(self._past.values()))[0] if self._past else math.inf,
         )
@@ -459,9 +462,9 @@ class _Session:
     generation: Generation
     nonces: dict[int, str]
     active_at: float
-    streams: dict[int, _Stream] = field(default_factory=dict)
+    streams: dict[int, _Stream] = field(default_factory=dict[int, _Stream])
     # The newest stream of each request id.
-    latest: dict[str, _Stream] = field(default_factory=dict)
+    latest: dict[str, _Stream] = field(default_factory=dict[str, _Stream])
     next_ordinal: int = 0
     unanswered: int = 0
     charged_bytes: int = 0

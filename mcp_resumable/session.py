@@ -27,7 +27,15 @@ from mcp_resumable.errors import DuplicateRequestIdError, ResumptionError
 if TYPE_CHECKING:
     from mcp_resumable.store import ResumableEventStore
 
-__all__ = ["Call", "Connection", "Exchange", "ResumeGate", "SessionBinding", "current_exchange"]
+__all__ = [
+    "Call",
+    "Connection",
+    "Exchange",
+    "ResumeGate",
+    "SessionBinding",
+    "current_exchange",
+    "when_current_task_ends",
+]
 
 
 class Connection:
@@ -214,6 +222,13 @@ class SessionBinding:
         for connection in self.consumers.values():
             connection.close()
         self.consumers.clear()
+
+    def close_tails(self) -> None:
+        """Close every connection that is served from the storage; those of the POSTs are served by the SDK."""
+        live = [call.connection for call in self.calls.values()]
+        for connection in self.consumers.values():
+            if connection not in live:
+                connection.close()
 
     def end(self, status: Literal["superseded", "ended"] = "ended") -> None:
         """Stop writing, for good; everything open is closed and everyone waiting is let go."""

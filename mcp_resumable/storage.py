@@ -75,8 +75,8 @@ class Retention(BaseModel):
     max_session_bytes: Annotated[int, Field(ge=1, strict=True)] = 32 * 1024 * 1024
     max_total_bytes: Annotated[int, Field(ge=1, strict=True)] = 256 * 1024 * 1024
     max_sessions: Annotated[int, Field(ge=1, strict=True)] = 10_000
-    completed_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 300.0
-    idle_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3_600.0
+    completed_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] = 300.0
+    idle_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = 3_600.0
 
     @model_validator(mode="after")
     def _limits_contain_one_another(self) -> Retention:

@@ -11,6 +11,7 @@ poll costs nothing; `replay_events_after` always returns None.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
@@ -64,12 +65,11 @@ class ResumableEventStore(EventStore):
         """
         from mcp_resumable.attach import install  # the layer needs the store's type: a cycle at import time only
 
-        if rejection not in ("status", "stream"):
-            raise ValueError(f"rejection must be 'status' or 'stream', not {rejection!r}")
-        if not 0 < send_timeout < float("inf"):
-            raise ValueError(f"send_timeout must be a positive, finite number of seconds, not {send_timeout!r}")
-        if not 0 < max_tail_seconds < float("inf"):
-            raise ValueError(f"max_tail_seconds must be a positive, finite number of seconds, not {max_tail_seconds!r}")
+        _check("storage", storage, _is_storage_or_none(storage), "a Storage")
+        _check("rejection", rejection, rejection in ("status", "stream"), "'status' or 'stream'")
+        _check("replay_completed", replay_completed, replay_completed in (True, False), "a bool")
+        for name, seconds in (("send_timeout", send_timeout), ("max_tail_seconds", max_tail_seconds)):
+            _check(name, seconds, _is_positive_and_finite(seconds), "a positive, finite number of seconds")
         self.storage = storage if storage is not None else MemoryStorage()
         self.rejection = rejection
         self.replay_completed = replay_completed
@@ -246,6 +246,19 @@ class ResumableEventStore(EventStore):
             await self._writer.end_what_is_over()
         except Exception as exc:
             self.ledger.fault(binding, exc)
+
+
+def _check(name: str, value: object, is_right: bool, wanted: str) -> None:
+    if not is_right:
+        raise ValueError(f"{name} must be {wanted}, not {value!r}")
+
+
+def _is_storage_or_none(value: object) -> bool:
+    return value is None or isinstance(value, Storage)
+
+
+def _is_positive_and_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 _LAYER_MISSING = (

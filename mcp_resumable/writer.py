@@ -19,7 +19,7 @@ from mcp_resumable.ledger import Ledger
 from mcp_resumable.session import Call, SessionBinding, when_current_task_ends
 from mcp_resumable.storage import AppendRefusedError, Storage
 
-__all__ = ["Writer", "known"]
+__all__ = ["SDK_STANDALONE", "Writer", "known"]
 
 SDK_STANDALONE = "_GET_stream"
 """The SDK's name of the standalone stream."""
@@ -328,7 +328,7 @@ class Writer:
             binding.status = "evicted"
             binding.changes += 1
             binding.unsettled.clear()
-            binding.close_consumers()
+            binding.close_tails()
             self.ledger.evicted(binding)
         elif refusal.current != binding.generation:
             binding.end("superseded")

@@ -11,6 +11,8 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import anyio
@@ -320,18 +322,17 @@ async def hosting(store: ResumableEventStore, **options: Any) -> AsyncGenerator[
 
 
 def _build(store: ResumableEventStore, work: Any, options: dict[str, Any]) -> tuple[Any, Any]:
-    try:
-        from mcp.server.fastmcp import Context, FastMCP
-    except ImportError:
-        from mcp.server.mcpserver import Context, MCPServer  # type: ignore[import-not-found,unused-ignore]
-
-        server: Any = MCPServer("host")
-        _add_tool(server, work, Context)
-        server.streamable_http_app(event_store=store, **options)
-    else:
-        server = FastMCP("host", event_store=store, **options)
-        _add_tool(server, work, Context)
+    # By name, since each line of the SDK has only one of the two.
+    if version("mcp").startswith("1."):
+        module: Any = import_module("mcp.server.fastmcp")
+        server: Any = module.FastMCP("host", event_store=store, **options)
+        _add_tool(server, work, module.Context)
         server.streamable_http_app()
+    else:
+        module = import_module("mcp.server.mcpserver")
+        server = module.MCPServer("host")
+        _add_tool(server, work, module.Context)
+        server.streamable_http_app(event_store=store, **options)
     return server, server.session_manager
 
 

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from anyio.lowlevel import checkpoint
 from anyio import wait_all_tasks_blocked
+from anyio.lowlevel import checkpoint
 
-from mcp_resumable import ResumableEventStore
+from mcp_resumable import ResumableEventStore, Retention
 from tests.held_storage import HeldStorage
 from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting
 
@@ -55,7 +55,7 @@ async def test_event_appended_while_the_snapshot_is_read_is_replayed_once() -> N
         cursor = (await read_steps(request, 1))[0].id
         request.disconnect()
         for when in ("before", "after"):
-            trap = storage.hold("snapshot", when)  # type: ignore[arg-type]
+            trap = storage.hold("snapshot", when)
             resumed = client.get(cursor)
             await trap.until_reached()
             await tool.emit(f"b-{when}")
@@ -110,7 +110,7 @@ async def test_resume_while_an_append_is_under_way_gets_the_event_once() -> None
             await tool.emit("a")
             cursor = (await read_steps(request, 1))[0].id
             request.disconnect()
-            trap = storage.hold("append", when)  # type: ignore[arg-type]
+            trap = storage.hold("append", when)
             await tool.emit("b")
             await trap.until_reached()
             resumed = client.get(cursor)
@@ -296,7 +296,7 @@ async def test_resume_decided_just_before_an_advance_is_closed_by_it() -> None:
             tool = client.tool()
             await tool.emit("a")
             cursor = (await read_steps(request, 1))[0].id
-            trap = storage.hold("snapshot", when)  # type: ignore[arg-type]
+            trap = storage.hold("snapshot", when)
             resumed = client.get(cursor)
             await trap.until_reached()
             await store.advance_generation(client.session_id)
@@ -327,7 +327,7 @@ async def test_event_of_the_earlier_execution_in_mid_append_is_not_spliced_into_
             tool = client.tool()
             await tool.emit("a")
             old = (await read_steps(request, 1))[0]
-            trap = storage.hold("append", when)  # type: ignore[arg-type]
+            trap = storage.hold("append", when)
             await tool.emit("b")
             await trap.until_reached()
             await tool.do(lambda: store.restart_stream(1))
@@ -384,7 +384,7 @@ async def test_session_ended_in_mid_append_is_not_revived() -> None:
             tool = client.tool()
             await tool.emit("a")
             cursor = (await read_steps(request, 1))[0].id
-            trap = storage.hold("append", when)  # type: ignore[arg-type]
+            trap = storage.hold("append", when)
             await tool.emit("b")
             await trap.until_reached()
             await store.end_session(client.session_id)
@@ -525,7 +525,7 @@ async def test_tail_whose_storage_fails_is_closed_and_can_come_back() -> None:
             tool = client.tool()
             await tool.emit("a")
             cursor = (await read_steps(request, 1))[0].id
-            storage.fail(operation)  # type: ignore[arg-type]
+            storage.fail(operation)
             assert steps_of(await client.get(cursor).frames()) == []
             await tool.emit("b")
             tool.finish()
@@ -652,7 +652,7 @@ async def test_request_id_is_not_free_while_its_answer_is_being_stored() -> None
         async with held() as (storage, _, _, client):
             request = await client.call(1)
             tool = client.tool(1)
-            trap = storage.hold("append", when)  # type: ignore[arg-type]
+            trap = storage.hold("append", when)
             tool.finish()
             await trap.until_reached()
             assert await client.post(1).reason() == "duplicate_request_id"
@@ -685,3 +685,118 @@ async def test_request_that_the_sdk_refuses_leaves_its_id_free() -> None:
         await refused.until_done()
         assert refused.status == 406
         assert (await client.ping(1))["result"] == {}
+
+
+# Found by breaking the code: each guards one line.
+
+
+async def test_advance_closes_a_tail_that_the_storage_does_not_wake() -> None:
+    async with held() as (storage, store, _, client):
+        trap = storage.hold("wait")
+        plain = client.get()
+        await plain.frame()
+        await trap.until_reached()
+        await store.advance_generation(client.session_id)
+        assert await plain.frames() == []
+        assert plain.is_complete
+
+
+async def test_event_after_a_lost_one_leaves_its_seq_free() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        frames = await read_steps(request, 1)
+        storage.fail("append")
+        storage.fail("append")
+        await tool.emit("lost", "lost too", "b")
+        frames += await read_steps(request, 3)
+        assert [(frame.step, frame.id and frame.seq) for frame in frames] == [
+            ("a", 1),
+            ("lost", None),
+            ("lost too", None),
+            ("b", 4),
+        ]
+        assert await client.get(frames[0].id).reason() == "replay_gap"
+        tool.finish()
+        assert steps_of(await client.get(frames[3].id).frames()) == ["answer"]
+
+
+async def test_router_that_is_quicker_than_the_session_id_does_not_claim_a_second_generation() -> None:
+    storage = HeldStorage()
+    store = ResumableEventStore(storage)
+    async with hosting(store) as host, anyio.create_task_group() as task_group:
+        storage.broken = {"end_session"}
+        gone = await host.open()
+        await gone.request("DELETE").until_done()
+        storage.broken = set()
+        trap = storage.hold("end_session")
+        clients: list[Client] = []
+
+        async def open_session() -> None:
+            clients.append(await host.open())
+
+        task_group.start_soon(open_session)
+        await trap.until_reached()
+        await wait_all_tasks_blocked()
+        trap.release()
+        while not clients:
+            await checkpoint()
+        description = await store.describe(clients[0].session_id)
+        assert description is not None
+        assert description.generation.counter == 1
+        assert [frame.seq for frame in clients[0].opened_with] == [0, 1]
+
+
+async def test_late_event_does_not_revive_an_evicted_session_and_the_next_call_does() -> None:
+    storage = HeldStorage(retention=Retention(max_sessions=1))
+    store = ResumableEventStore(storage)
+    async with hosting(store) as host:
+        client = await host.open()
+        request = await client.call(1)
+        await client.tool(1).emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        await host.open()
+        await client.tool(1).emit("late", "later")
+        frames = await read_steps(request, 2)
+        assert [(frame.step, frame.id) for frame in frames] == [("late", None), ("later", None)]
+        assert await store.describe(client.session_id) is None
+        assert await client.get(cursor).reason() == "session_not_found"
+        second = await client.call(2)
+        await client.tool(2).emit("b")
+        frames = await read_steps(second, 1)
+        assert frames[0].id is not None
+        assert frames[0].id.startswith("2-")
+        assert await client.get(cursor).reason() == "generation_mismatch"
+
+
+async def test_tail_ends_at_an_event_too_large_to_keep_and_does_not_skip_it() -> None:
+    storage = HeldStorage(retention=Retention(max_bytes=1_000))
+    store = ResumableEventStore(storage)
+    async with hosting(store) as host:
+        client = await host.open()
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        tail = client.get(cursor)
+        await tail.until_started()
+        await tool.emit("b", "x" * 1_000, "c")
+        assert steps_of(await tail.frames()) == ["b"]
+        assert await client.get(cursor).reason() == "replay_gap"
+        assert store.stats().oversized == 1
+
+
+async def test_event_too_large_to_keep_reaches_the_first_connection_with_its_id() -> None:
+    storage = HeldStorage(retention=Retention(max_bytes=1_000))
+    store = ResumableEventStore(storage)
+    async with hosting(store) as host:
+        client = await host.open()
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a", "x" * 1_000, "c")
+        frames = await read_steps(request, 3)
+        assert steps_of(frames) == ["a", "x" * 1_000, "c"]
+        assert await client.get(frames[0].id).reason() == "replay_gap"
+        tool.finish()
+        assert steps_of(await client.get(frames[1].id).frames()) == ["c", "answer"]
