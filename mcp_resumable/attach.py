@@ -1,9 +1,14 @@
 """Places the layer on the SDK's session manager: the only place that touches the SDK beyond its public interface.
 
-`StreamableHTTPSessionManager.__init__` is wrapped, once for the process: a manager that is given a
-`ResumableEventStore` gets a `ResumptionLayer` around its `asgi_app`, its innermost entry. A probe through the manager's
-own `handle_request` then shows that requests do pass the layer; if they do not, building the manager fails. Managers
-with other stores, or none, are left alone.
+Once for the process, two methods of the SDK are wrapped.
+
+`StreamableHTTPSessionManager.__init__`: a manager that is given a `ResumableEventStore` gets a `ResumptionLayer` around
+its `asgi_app`, its innermost entry, and hands the store itself to its sessions. A probe through the manager's own
+`handle_request` shows that requests do pass the layer; if they do not, building the manager fails. Managers with other
+stores, or none, are left alone.
+
+`StreamableHTTPServerTransport.close_sse_stream`, which a tool calls to make its client poll: it closes the connection
+of the SDK's own live path; here it also closes one that is served from the store.
 """
 
 from __future__ import annotations
@@ -13,10 +18,13 @@ import inspect
 import logging
 from typing import Any
 
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from mcp_resumable.http import ASGIApp, Message, Receive, ResumptionLayer, Scope, Send
+from mcp_resumable.session import current_exchange
 from mcp_resumable.store import ResumableEventStore
+from mcp_resumable.writer import SDK_STANDALONE
 
 __all__ = ["UnsupportedSDKError", "install", "place"]
 
@@ -31,9 +39,13 @@ class UnsupportedSDKError(RuntimeError):
 
 def install() -> None:
     """See to it that every session manager built from now on gets the layer where it needs it; idempotent."""
+    if not hasattr(StreamableHTTPSessionManager.__init__, _MARK):
+        _wrap_manager()
+        _wrap_transport()
+
+
+def _wrap_manager() -> None:
     original = StreamableHTTPSessionManager.__init__
-    if hasattr(original, _MARK):
-        return
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -46,6 +58,19 @@ def install() -> None:
     setattr(init, _MARK, True)
     # mypy and pyright rightly object to an assignment to a method.
     setattr(StreamableHTTPSessionManager, "__init__", init)  # noqa: B010
+
+
+def _wrap_transport() -> None:
+    original = StreamableHTTPServerTransport.close_sse_stream
+
+    @functools.wraps(original)
+    def close_sse_stream(self: StreamableHTTPServerTransport, request_id: int | str) -> None:
+        original(self, request_id)
+        exchange = current_exchange.get()
+        if exchange is not None and exchange.binding.session_id == self.mcp_session_id:
+            exchange.binding.close_stream(None if request_id == SDK_STANDALONE else str(request_id))
+
+    setattr(StreamableHTTPServerTransport, "close_sse_stream", close_sse_stream)  # noqa: B010
 
 
 def place(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> None:
@@ -62,13 +87,29 @@ def place(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> 
         manager.event_store = None
         return
     inner: Any = getattr(manager, "asgi_app", None)
-    if inner is None or getattr(manager, "event_store", None) is not store:
+    if inner is None:
         raise UnsupportedSDKError(_UNSUPPORTED)
     _check_entry(manager)
+    _hand_over(manager, store)
     layer = ResumptionLayer(
         inner, store, retry_interval=manager.retry_interval, max_request_body_size=manager.max_request_body_size
     )
     _set_entry(manager, layer)
+
+
+def _hand_over(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> None:
+    """Make the store that `manager` gives to its sessions the store itself.
+
+    A framework's manager may give each session an adapter around it: PrefectHQ's FastMCP prefixes the stream ids, to
+    tell sessions apart, and holds a replay back until it is over. The store tells sessions apart by itself, and a live
+    tail is over only with its stream.
+    """
+    if manager.event_store is store:
+        return
+    kind: Any = type(manager)
+    manager.__class__ = type(kind.__name__, (kind,), {"event_store": property(lambda _: store)})
+    if manager.event_store is not store:
+        raise UnsupportedSDKError(_UNSUPPORTED)
 
 
 def _check_entry(manager: StreamableHTTPSessionManager) -> None:

@@ -223,6 +223,13 @@ class SessionBinding:
             connection.close()
         self.consumers.clear()
 
+    def close_stream(self, request_id: str | None) -> None:
+        """Close the connection that carries a request's stream, or the standalone stream, if there is one."""
+        call = self.standalone if request_id is None else self.calls.get(request_id)
+        consumer = self.consumers.get(call.stream) if call is not None and call.stream is not None else None
+        if consumer is not None:
+            consumer.close()
+
     def close_tails(self) -> None:
         """Close every connection that is served from the storage; those of the POSTs are served by the SDK."""
         live = [call.connection for call in self.calls.values()]

@@ -109,11 +109,35 @@ def test_manager_without_the_entry_is_refused() -> None:
         Renamed(app=server, event_store=ResumableEventStore())
 
 
-def test_manager_that_keeps_another_store_than_it_was_given_is_refused() -> None:
+def test_manager_that_gives_its_sessions_an_adapter_is_made_to_give_them_the_store() -> None:
+    """PrefectHQ's FastMCP wraps the store for each session, in an adapter that never serves a live tail."""
+
     class Wrapping(StreamableHTTPSessionManager):
-        def __setattr__(self, name: str, value: object) -> None:
-            object.__setattr__(self, name, object() if name == "event_store" else value)
+        given: object = None
+
+        @property
+        def event_store(self) -> Any:
+            return object()
+
+        @event_store.setter
+        def event_store(self, store: object) -> None:
+            self.given = store
+
+    server: Any = Server("a server")
+    store = ResumableEventStore()
+    manager = Wrapping(app=server, event_store=store)
+    assert manager.event_store is store
+    assert isinstance(manager, Wrapping)
+    assert isinstance(manager.asgi_app, ResumptionLayer)
+    off = Wrapping(app=server, event_store=store, stateless=True)
+    assert off.given is None
+
+
+def test_manager_that_insists_on_another_store_is_refused() -> None:
+    class Insisting(StreamableHTTPSessionManager):
+        def __getattribute__(self, name: str) -> Any:
+            return object() if name == "event_store" else object.__getattribute__(self, name)
 
     server: Any = Server("a server")
     with pytest.raises(UnsupportedSDKError):
-        Wrapping(app=server, event_store=ResumableEventStore())
+        Insisting(app=server, event_store=ResumableEventStore())

@@ -623,6 +623,51 @@ async def test_event_handed_over_but_not_written_before_a_take_over_is_not_skipp
         assert [frame for frame in await first.frames() if frame.data] == []
 
 
+# Tools that make their clients poll.
+
+
+async def test_tool_closes_its_stream_on_the_first_connection_and_after_a_resume() -> None:
+    async with held() as (_, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        cursor: str | None = None
+        collected: list[Frame] = []
+        for text in ("a", "b", "c"):
+            await tool.emit(text)
+            frames = await read_steps(request, 1)
+            await tool.do(tool.context.close_sse_stream)
+            frames += await request.frames()
+            assert request.is_complete
+            collected += frames
+            cursor = collected[-1].id
+            await tool.emit(f"after {text}")
+            request = client.get(cursor)
+            collected += await read_steps(request, 1)
+        tool.finish()
+        collected += await request.frames()
+        assert steps_of(collected) == ["a", "after a", "b", "after b", "c", "after c", "answer"]
+
+
+async def test_tool_closes_the_standalone_stream_and_nothing_of_it_is_lost() -> None:
+    async with held() as (_, _, host, client):
+        await client.call("notifier")
+        tool = client.tool("notifier")
+        plain = client.get()
+        await plain.frame()
+        await host.notify(client, "a")
+        cursor = (await read_steps(plain, 1))[0].id
+        await tool.do(tool.context.close_standalone_sse_stream)
+        await plain.until_done()
+        assert plain.is_complete
+        await host.notify(client, "b")
+        resumed = client.get(cursor)
+        assert [frame.step for frame in await read_steps(resumed, 1)] == ["b"]
+        await tool.do(tool.context.close_standalone_sse_stream)
+        await resumed.until_done()
+        await host.notify(client, "c")
+        assert [frame.step for frame in await read_steps(client.get(), 1)] == ["c"]
+
+
 # Request ids.
 
 
@@ -770,7 +815,9 @@ async def test_late_event_does_not_revive_an_evicted_session_and_the_next_call_d
         assert await client.get(cursor).reason() == "generation_mismatch"
 
 
-async def test_tail_ends_at_an_event_too_large_to_keep_and_does_not_skip_it() -> None:
+async def test_tail_ends_at_an_event_too_large_to_keep_and_does_not_skip_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     storage = HeldStorage(retention=Retention(max_bytes=1_000))
     store = ResumableEventStore(storage)
     async with hosting(store) as host:
@@ -785,6 +832,7 @@ async def test_tail_ends_at_an_event_too_large_to_keep_and_does_not_skip_it() ->
         assert steps_of(await tail.frames()) == ["b"]
         assert await client.get(cursor).reason() == "replay_gap"
         assert store.stats().oversized == 1
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_event_too_large_to_keep_reaches_the_first_connection_with_its_id() -> None:
