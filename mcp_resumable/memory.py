@@ -88,7 +88,7 @@ class MemoryStorage(Storage):
         self._next_expiry = math.inf
 
     async def _claim_generation(self, session_id: str, nonce: str, *, create: bool) -> Generation | None:
-        now = self._expire()
+        now = self._now()
         session = self._sessions.get(session_id)
         if session is None and not create:
             return None
@@ -133,16 +133,17 @@ class MemoryStorage(Storage):
     ) -> int:
         session = self._writable(session_id, generation)
         kept = session.streams.get(stream.ordinal)
-        if kept is None or kept.id != stream or kept.is_terminal:
+        if kept is None or (kept.id is not stream and kept.id != stream) or kept.is_terminal:
             raise AppendRefusedError(session.generation)
         ring, retention = kept.ring, self.retention
+        seq = charge = 0
         for event in events:
-            ring.append(event)
+            seq = ring.append(event)
             self._order.append(kept)
             session.order.append(kept)
-            charge = EVENT_OVERHEAD_BYTES if event is None else EVENT_OVERHEAD_BYTES + len(event)
-            session.charged_bytes += charge
-            self._charged_bytes += charge
+            charge += EVENT_OVERHEAD_BYTES if event is None else EVENT_OVERHEAD_BYTES + len(event)
+        session.charged_bytes += charge
+        self._charged_bytes += charge
         if is_terminal:
             kept.is_terminal = True
             session.unanswered -= 1
@@ -150,13 +151,15 @@ class MemoryStorage(Storage):
             self._completed[kept] = expires_at
             self._next_expiry = min(self._next_expiry, expires_at)
         # Invariant: the newest event is never evicted by its own append.
-        while len(ring) > 1 and (len(ring) > retention.max_events or ring.retained_bytes > retention.max_bytes):
+        while (ring.retained_bytes > retention.max_bytes or len(ring) > retention.max_events) and len(ring) > 1:
             self._evict_event(kept)
             self._order.forget(kept, 1)
             session.order.forget(kept, 1)
-        self._enforce_ceilings(session, newest=kept)
-        kept.wake()
-        return ring.high_water_mark
+        if session.charged_bytes > retention.max_session_bytes or self._charged_bytes > retention.max_total_bytes:
+            self._enforce_ceilings(session, newest=kept)
+        if kept.changed is not None:
+            kept.wake()
+        return seq
 
     async def _snapshot(self, session_id: str, cursor: EventCursor | None) -> Snapshot | None:
         session = self._active(session_id)
@@ -207,7 +210,7 @@ class MemoryStorage(Storage):
         await kept.changed.wait()
 
     async def _end_session(self, session_id: str) -> bool:
-        now = self._expire()
+        now = self._now()
         session = self._sessions.get(session_id)
         if session is None:
             return False
@@ -215,7 +218,7 @@ class MemoryStorage(Storage):
         return True
 
     async def _describe(self, session_id: str) -> SessionDescription | None:
-        self._expire()
+        self._now()
         session = self._sessions.get(session_id)
         if session is None:
             return None
@@ -226,7 +229,7 @@ class MemoryStorage(Storage):
         )
 
     def _active(self, session_id: str) -> _Session | None:
-        now = self._expire()
+        now = self._now()
         session = self._sessions.get(session_id)
         if session is not None:
             session.active_at = now
@@ -237,7 +240,8 @@ class MemoryStorage(Storage):
         session = self._active(session_id)
         if session is None:
             raise AppendRefusedError(None)
-        if session.generation != generation:
+        # Identity first: the writer presents what it was given, and comparing the fields takes longer than an append.
+        if session.generation is not generation and session.generation != generation:
             raise AppendRefusedError(session.generation)
         return session
 
@@ -275,14 +279,14 @@ class MemoryStorage(Storage):
             oldest = session.order.oldest()
             if oldest is None or (oldest is newest and len(oldest.ring) == 1):
                 break
-            session.order.pop()
+            session.order.popleft()
             self._order.forget(oldest, 1)
             self._evict_event(oldest)
         while self._charged_bytes > self.retention.max_total_bytes:
             oldest = self._order.oldest()
             if oldest is None or (oldest is newest and len(oldest.ring) == 1):
                 break
-            self._order.pop()
+            self._order.popleft()
             oldest.session.order.forget(oldest, 1)
             self._evict_event(oldest)
 
@@ -330,11 +334,15 @@ class MemoryStorage(Storage):
         self.evicted_events += sum(stream.retained_events for stream in session.streams.values())
         self._bury_session(session, now)
 
-    def _expire(self) -> float:
-        """Drop what is too old and return the time: completed streams, idle sessions, what is left of past ones."""
+    def _now(self) -> float:
+        """Return the time, after dropping what is too old at that time."""
         now = self._clock()
-        if now < self._next_expiry:
-            return now
+        if now >= self._next_expiry:
+            self._expire(now)
+        return now
+
+    def _expire(self, now: float) -> None:
+        """Drop what is too old: completed streams, idle sessions, what is left of past ones."""
         while self._completed:
             stream, expires_at = next(iter(self._completed.items()))
             if expires_at > now:
@@ -362,7 +370,6 @@ class MemoryStorage(Storage):
             next(iter(self._sessions.values())).active_at + idle_seconds if self._sessions else math.inf,
             next(iter(self._past.values()))[0] if self._past else math.inf,
         )
-        return now
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -404,35 +411,27 @@ class _Stream:
         )
 
 
-class _EvictionOrder:
+class _EvictionOrder(deque["_Stream"]):
     """Streams in the order in which their events were appended: one entry for each place that is not evicted.
 
     A stream's places always go oldest first, so when some go on another ground (its own limits, its end) it is enough
     to count how many of its oldest entries are stale.
     """
 
-    __slots__ = ("_entries", "_stale", "_stale_count")
+    __slots__ = ("_stale", "_stale_count")
 
     def __init__(self) -> None:
-        self._entries: deque[_Stream] = deque()
+        super().__init__()
         self._stale: dict[_Stream, int] = {}
         self._stale_count = 0
 
-    def append(self, stream: _Stream) -> None:
-        self._entries.append(stream)
-
     def oldest(self) -> _Stream | None:
-        """Return the stream that holds the oldest place, None where there is none."""
-        while self._entries:
-            stream = self._entries[0]
-            if not self._is_stale(stream):
-                return stream
-            self._entries.popleft()
+        """Return the stream that holds the oldest place, None where there is none; its entry is then the first."""
+        while self:
+            if not self._is_stale(self[0]):
+                return self[0]
+            self.popleft()
         return None
-
-    def pop(self) -> None:
-        """Remove the entry that `oldest` has just returned."""
-        self._entries.popleft()
 
     def forget(self, stream: _Stream, places: int) -> None:
         """Take the `places` oldest entries of `stream` as stale."""
@@ -440,8 +439,10 @@ class _EvictionOrder:
             return
         self._stale[stream] = self._stale.get(stream, 0) + places
         self._stale_count += places
-        if self._stale_count >= _MIN_STALE and self._stale_count * 2 > len(self._entries):
-            self._entries = deque(entry for entry in self._entries if not self._is_stale(entry))
+        if self._stale_count >= _MIN_STALE and self._stale_count * 2 > len(self):
+            entries = [entry for entry in self if not self._is_stale(entry)]
+            self.clear()
+            self.extend(entries)
 
     def _is_stale(self, stream: _Stream) -> bool:
         """Tell whether the oldest entry of `stream` is stale, and count it off if so."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+from pydantic import RootModel
 
 from mcp_resumable.cursor import STANDALONE, Generation, StreamId
 from mcp_resumable.ledger import Ledger
@@ -168,7 +169,7 @@ class Writer:
         if call is None or call.is_answered or binding.status in ("ended", "superseded"):
             # After the answer, or after the end: nobody can ever ask for it.
             return ""
-        is_answer = call is not binding.standalone and not hasattr(getattr(message, "root", message), "method")
+        is_answer = call is not binding.standalone and getattr(_root_of(message), "method", None) is None
         try:
             return await self._append(binding, call, _dump(message), is_answer=is_answer)
         except Exception as exc:
@@ -344,8 +345,16 @@ def known(value: _T | None) -> _T:
     return value
 
 
+def _root_of(message: Any) -> Any:
+    """Return the JSON-RPC object: on the 1.x line a message is a model around it, on the 2.x line it is one itself."""
+    # Not by asking for the attribute: a model answers that it has none in microseconds.
+    return message.root if issubclass(type(message), RootModel) else message
+
+
 def _dump(message: Any) -> bytes:
     """Return the JSON text that the SDK sends for a message: the same options as its own live path."""
-    options = {"exclude_none": True} if hasattr(message, "root") else {"exclude_unset": True}  # 1.x, 2.x
-    text: str = message.model_dump_json(by_alias=True, **options)
+    if isinstance(message, RootModel):
+        text: str = message.model_dump_json(by_alias=True, exclude_none=True)
+    else:
+        text = message.model_dump_json(by_alias=True, exclude_unset=True)
     return text.encode()
