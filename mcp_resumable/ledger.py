@@ -83,9 +83,9 @@ class Ledger:
         request_id = str(error.request_id)[:_MAX_LOGGED]
         logger.warning("Refused a request: id %a is still unanswered (session %a)", request_id, binding.session_id)
 
-    def stored(self, binding: SessionBinding) -> None:
-        """Count an event that is stored; the next fault of this session is news again."""
-        self.appends += 1
+    def stored(self, binding: SessionBinding, event: bytes | None) -> None:
+        """Count an event that is stored (None: its hole); the next fault of this session is news again."""
+        self.appends += event is not None
         binding.is_fault_logged = False
 
     def fault(self, binding: SessionBinding, exc: Exception) -> None:

@@ -229,7 +229,9 @@ class MemoryStorage(Storage):
         )
 
     def _active(self, session_id: str) -> _Session | None:
-        now = self._now()
+        now = self._clock()
+        if now >= self._next_expiry:
+            self._expire(now)
         session = self._sessions.get(session_id)
         if session is not None:
             session.active_at = now

@@ -147,7 +147,8 @@ class ResumableEventStore(EventStore):
     async def advance_generation(self, session_id: str) -> Generation:
         """Begin a new generation of a session: its state was reset, nothing issued before may be resumed.
 
-        Every open connection of the session is closed. Calls that are running go on in the new generation.
+        Every open connection of the session is closed, and what it was still to carry live is not sent. Calls that are
+        running go on in the new generation.
 
         Args:
             session_id: What `Mcp-Session-Id` names.
@@ -171,8 +172,8 @@ class ResumableEventStore(EventStore):
     async def restart_stream(self, request_id: int | str, session_id: str | None = None) -> None:
         """Begin the stream of an unanswered request anew: its work is executed again from the start.
 
-        Cursors of the earlier execution no longer resume, and its open connection is closed. To be called before the
-        new execution sends anything.
+        Cursors of the earlier execution no longer resume, and its open connection is closed: what it was still to carry
+        live is not sent. To be called before the new execution sends anything.
 
         Args:
             request_id: The JSON-RPC request id; inside a tool, `ctx.request_id`.

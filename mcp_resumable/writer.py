@@ -163,15 +163,18 @@ class Writer:
         if not binding.is_router_watched:
             binding.is_router_watched = True
             when_current_task_ends(lambda: self.router_is_over(binding))
-        if not binding.attached.is_set():
+        if binding.generation is None:
             await binding.attached.wait()
         call = binding.standalone if stream_id == SDK_STANDALONE else binding.calls.get(stream_id)
         if call is None or call.is_answered or binding.status in ("ended", "superseded"):
             # After the answer, or after the end: nobody can ever ask for it.
             return ""
-        is_answer = call is not binding.standalone and getattr(_root_of(message), "method", None) is None
+        # On the 1.x line a message is a model around the JSON-RPC object, on the 2.x line it is the object. Asked of
+        # the class, since a model takes longer to say what it is than an append takes.
+        is_root_model = issubclass(type(message), RootModel)
+        is_answer = call is not binding.standalone and not hasattr(message.root if is_root_model else message, "method")
         try:
-            return await self._append(binding, call, _dump(message), is_answer=is_answer)
+            return await self._append(binding, call, _dump(message, is_root_model), is_answer)
         except Exception as exc:
             # Whatever it is (the storage, or a message that has no JSON text), the router must live.
             self._lose(binding, call, is_answer=is_answer)
@@ -183,18 +186,21 @@ class Writer:
                 call.is_answered = True
                 binding.forget_if_done(call)
 
-    async def _append(self, binding: SessionBinding, call: Call, data: bytes, *, is_answer: bool) -> str:
-        event = self._bounded(binding, call, data)
-        generation, stream, prefix, execution = binding.generation, call.stream, call.prefix, call.execution
-        if generation is not None and stream is not None and not call.lost:
+    async def _append(self, binding: SessionBinding, call: Call, data: bytes, is_answer: bool) -> str:
+        event: bytes | None = data
+        if len(data) > self.storage.retention.max_bytes:
+            event = None
+            self.ledger.too_large(binding, call.request_id, len(data))
+        session_id, generation = binding.session_id, binding.generation
+        stream, prefix, execution = call.stream, call.prefix, call.execution
+        if session_id is not None and generation is not None and stream is not None and not call.lost:
             try:
-                seq = await self.storage.append(
-                    known(binding.session_id), generation, stream, (event,), is_terminal=is_answer
-                )
+                seq = await self.storage.append(session_id, generation, stream, (event,), is_terminal=is_answer)
             except AppendRefusedError:
                 pass  # Moved while this was under way, or no longer ours: told apart under the lock.
             else:
-                return self._stored(binding, prefix, seq, event)
+                self.ledger.stored(binding, event)
+                return f"{prefix}{seq}"
         async with binding.lock:
             if call.execution != execution:
                 return ""  # Sent by an execution that has been superseded since.
@@ -214,18 +220,8 @@ class Writer:
                 return ""
             call.lost = 0
             binding.unsettled.discard(call)
-            return self._stored(binding, call.prefix, seq, event)
-
-    def _bounded(self, binding: SessionBinding, call: Call, data: bytes) -> bytes | None:
-        if len(data) <= self.storage.retention.max_bytes:
-            return data
-        self.ledger.too_large(binding, call.request_id, len(data))
-        return None
-
-    def _stored(self, binding: SessionBinding, prefix: str, seq: int, event: bytes | None) -> str:
-        if event is not None:
-            self.ledger.stored(binding)
-        return f"{prefix}{seq}"
+            self.ledger.stored(binding, event)
+            return f"{call.prefix}{seq}"
 
     def _lose(self, binding: SessionBinding, call: Call, *, is_answer: bool) -> None:
         """Note that an event could not be stored: a hole, of which the storage learns when it answers again."""
@@ -345,15 +341,9 @@ def known(value: _T | None) -> _T:
     return value
 
 
-def _root_of(message: Any) -> Any:
-    """Return the JSON-RPC object: on the 1.x line a message is a model around it, on the 2.x line it is one itself."""
-    # Not by asking for the attribute: a model answers that it has none in microseconds.
-    return message.root if issubclass(type(message), RootModel) else message
-
-
-def _dump(message: Any) -> bytes:
+def _dump(message: Any, is_root_model: bool) -> bytes:
     """Return the JSON text that the SDK sends for a message: the same options as its own live path."""
-    if isinstance(message, RootModel):
+    if is_root_model:
         text: str = message.model_dump_json(by_alias=True, exclude_none=True)
     else:
         text = message.model_dump_json(by_alias=True, exclude_unset=True)
