@@ -22,9 +22,8 @@ from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from mcp_resumable.http import ASGIApp, Message, Receive, ResumptionLayer, Scope, Send
-from mcp_resumable.session import current_exchange
+from mcp_resumable.session import SDK_STANDALONE, current_exchange
 from mcp_resumable.store import ResumableEventStore
-from mcp_resumable.writer import SDK_STANDALONE
 
 __all__ = ["UnsupportedSDKError", "install", "place"]
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from importlib import import_module
 from typing import Any, cast
 
 import anyio
@@ -29,7 +30,7 @@ from mcp_resumable.errors import (
     StorageUnavailableError,
 )
 from mcp_resumable.rejection import body_text
-from mcp_resumable.session import Connection, Exchange, SessionBinding, current_exchange
+from mcp_resumable.session import Call, Connection, Exchange, SessionBinding, current_exchange
 from mcp_resumable.store import ResumableEventStore
 
 __all__ = ["ASGIApp", "Message", "Receive", "ResumptionLayer", "Scope", "Send"]
@@ -44,14 +45,24 @@ _SESSION_ID = b"mcp-session-id"
 _PROTOCOL_VERSION = b"mcp-protocol-version"
 _LAST_EVENT_ID = b"last-event-id"
 
-# The revision from which clients can read an event without data; and the one that has no sessions any more. Revisions
-# are dates, so they compare as text.
+# The revision from which clients can read an event without data. Revisions are dates, so they compare as text.
 _FIRST_PRIMED_VERSION = "2025-11-25"
-_FIRST_SESSIONLESS_VERSION = "2026-07-28"
 
 # In the scope of a request that has passed a layer: the stores of those layers, so that a second layer for the same
 # store, further in, stays out of the way.
 _PASSED = "mcp_resumable.passed"
+
+
+def _revisions_with_sessions() -> frozenset[str] | None:
+    """Return the revisions that the SDK leads to its sessions, as it tells them by the header; None: all of them."""
+    try:
+        module = import_module("mcp_types.version")
+    except ImportError:  # mcp 1.x
+        return None
+    return frozenset(module.HANDSHAKE_PROTOCOL_VERSIONS)
+
+
+_WITH_SESSIONS = _revisions_with_sessions()
 
 # What a plain GET gets as `Last-Event-ID` so that the SDK asks the store to serve it; the store does not read it.
 _NO_CLAIM = b"0"
@@ -95,8 +106,8 @@ class ResumptionLayer:
             return await self.app(scope, receive, send)
         scope = {**scope, _PASSED: (*scope.get(_PASSED, ()), self.store)}
         headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-        version = _header(headers, _PROTOCOL_VERSION) or ""
-        if version >= _FIRST_SESSIONLESS_VERSION:
+        version = _header(headers, _PROTOCOL_VERSION)
+        if version is not None and _WITH_SESSIONS is not None and version not in _WITH_SESSIONS:
             return await self.app(scope, receive, send)
         method = scope["method"]
         session_id = _header(headers, _SESSION_ID)
@@ -108,7 +119,7 @@ class ResumptionLayer:
         binding = self.store.find_binding(session_id)
         if binding is None or binding.layer is not self or binding.credential != credential:
             return await self.app(scope, receive, send)
-        wire = _Wire(receive, send, self.store.send_timeout)
+        wire = self._wire(binding, receive, send)
         if method == "DELETE":
             return await self._serve_delete(binding, wire, scope)
         if binding.status == "ended":
@@ -116,12 +127,16 @@ class ResumptionLayer:
         if method == "POST":
             return await self._serve_post(binding, wire, scope)
         if method == "GET":
-            return await self._serve_get(binding, wire, scope, primes=version >= _FIRST_PRIMED_VERSION)
+            return await self._serve_get(binding, wire, scope, primes=(version or "") >= _FIRST_PRIMED_VERSION)
         return await self.app(scope, receive, send)
+
+    def _wire(self, binding: SessionBinding, receive: Receive, send: Send) -> _Wire:
+        seconds = self.store.send_timeout
+        return _Wire(receive, send, seconds, on_stall=lambda: self.store.ledger.stalled(binding, seconds))
 
     async def _serve_opening(self, credential: object, scope: Scope, receive: Receive, send: Send) -> None:
         binding = self.store.bind_session(self, credential)
-        wire = _Wire(receive, send, self.store.send_timeout)
+        wire = self._wire(binding, receive, send)
 
         async def attach(status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
             session_id = _header(headers, _SESSION_ID)
@@ -145,6 +160,9 @@ class ResumptionLayer:
         except DuplicateRequestIdError as error:
             self.store.ledger.refused_request(binding, error)
             return await _respond(wire.send, error, binding.session_id)
+        if (_header(scope["headers"], _PROTOCOL_VERSION) or "") >= _FIRST_PRIMED_VERSION:
+            # A tool may close or move its stream before the first frame is written: its client could not come back.
+            wire.last_resort = lambda: self._first_cursor_of(binding, call)
         try:
             await self._run(Exchange(binding), scope, wire.receive, wire.send)
             await wire.finish()
@@ -184,6 +202,12 @@ class ResumptionLayer:
         finally:
             current_exchange.reset(token)
 
+    def _first_cursor_of(self, binding: SessionBinding, call: Call) -> bytes:
+        """Return the frame of the cursor before a call's first event; nothing where it has none."""
+        if call.stream is None or binding.status != "live":
+            return b""
+        return _cursor_frame(f"{call.prefix}0", self.retry_interval)
+
     def _end_with_404(self, binding: SessionBinding, wire: _Wire) -> None:
         """End the session when the SDK answers that it is over (its idle time-out, for example)."""
         if wire.on_start is not None:
@@ -201,18 +225,25 @@ class _Wire:
 
     Attributes:
         connection: What others may close.
-        status: Of the response, None until it begins.
+        status: Of the response that was begun, None before.
         on_start: Called with status and headers before the response begins.
+        on_stall: Called when the client is given up because it does not read.
+        last_resort: The only frame of a stream that would else end without any.
     """
 
-    def __init__(self, receive: Receive, send: Send, send_timeout: float) -> None:
+    def __init__(self, receive: Receive, send: Send, send_timeout: float, on_stall: Callable[[], None]) -> None:
         self.connection = Connection()
+        self.on_stall = on_stall
         self.status: int | None = None
         self.on_start: Callable[[int, Iterable[tuple[bytes, bytes]]], Awaitable[None]] | None = None
+        self.last_resort: Callable[[], bytes] | None = None
         self._receive = receive
         self._send = send
         self._send_timeout = send_timeout
         self._unread: deque[Message] = deque()
+        self._is_event_stream = False
+        self._has_begun = False
+        self._has_frame = False
         self._is_complete = False
         self._is_stalled = False
 
@@ -240,33 +271,46 @@ class _Wire:
             return await self._receive()
         return {"type": "http.disconnect"}
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message, *, even_if_closed: bool = False) -> None:
         """Send to the client; what comes after a close is dropped, and a client that does not read is given up."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            content_type = _header(message["headers"], b"content-type") or ""
+            self._is_event_stream = content_type.startswith("text/event-stream")
             if self.on_start is not None:
                 await self.on_start(message["status"], message["headers"])
-        elif self.connection.is_closed or self._is_complete:
+        elif self._is_complete or (self.connection.is_closed and not even_if_closed):
             return
+        elif not message.get("more_body", False) and not message.get("body", b""):
+            message = {**message, "body": self._last_frame()}
         with anyio.move_on_after(self._send_timeout) as scope:
             await self._send(message)
         if scope.cancelled_caught:
             self._is_stalled = True
             self.connection.close()
+            self.on_stall()
             return
+        self._has_begun = True
         if message["type"] == "http.response.body":
             self._is_complete = not message.get("more_body", False)
             body = message.get("body", b"")
-            if self.connection.in_transit and body and not body.startswith(b":"):  # not a keep-alive comment
-                self.connection.on_event_written()
+            if body and not body.startswith(b":"):  # not a keep-alive comment
+                self._has_frame = True
+                if self.connection.in_transit:
+                    self.connection.on_event_written()
 
     async def finish(self) -> None:
         """End the body cleanly where the SDK did not, because the connection was closed or the server shuts down."""
-        if self.status is None or self._is_complete or self._is_stalled:
+        if not self._has_begun or self._is_complete or self._is_stalled:
             return
         self._is_complete = True
         with anyio.move_on_after(self._send_timeout):
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send({"type": "http.response.body", "body": self._last_frame(), "more_body": False})
+
+    def _last_frame(self) -> bytes:
+        if self.last_resort is None or self._has_frame or not self._is_event_stream:
+            return b""
+        return self.last_resort()
 
 
 class _Gate:
@@ -294,9 +338,9 @@ class _Gate:
         await self._wire.send(cast(Message, self._start))
         self.is_accepted = True
         if event_id is not None and self._primes:
-            retry = f"retry: {self._retry_interval}\r\n" if self._retry_interval is not None else ""
-            frame = f"id: {event_id}\r\n{retry}data: \r\n\r\n"
-            await self._wire.send({"type": "http.response.body", "body": frame.encode("ascii"), "more_body": True})
+            # Also where the connection was closed meanwhile: a client without a cursor could not come back.
+            frame = _cursor_frame(event_id, self._retry_interval)
+            await self._wire.send({"type": "http.response.body", "body": frame, "more_body": True}, even_if_closed=True)
 
     def refuse(self, error: ResumptionError) -> None:
         self.error = error
@@ -324,6 +368,12 @@ def _request_id_of(body: bytes | bytearray) -> int | str | None:
     request_id = cast("dict[str, object]", message).get("id")
     # True is an int to isinstance, and no request id to the SDK.
     return request_id if isinstance(request_id, int | str) and not isinstance(request_id, bool) else None
+
+
+def _cursor_frame(event_id: str, retry_interval: int | None) -> bytes:
+    """Return an event with an id and no data: a cursor."""
+    retry = f"retry: {retry_interval}\r\n" if retry_interval is not None else ""
+    return f"id: {event_id}\r\n{retry}data: \r\n\r\n".encode("ascii")
 
 
 def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:

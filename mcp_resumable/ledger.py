@@ -28,6 +28,7 @@ class StoreStats:
         faults: Events that could not be stored, and tails that broke, because the storage failed.
         refused_requests: POSTs whose request id was still unanswered.
         evicted_events: Events that retention has evicted.
+        stalled_readers: Connections closed because their client did not read for `send_timeout`.
         open_tails: Connections that are being served from the storage now.
         sessions: Sessions that live in this process now.
     """
@@ -37,6 +38,7 @@ class StoreStats:
     oversized: int
     faults: int
     refused_requests: int
+    stalled_readers: int
     evicted_events: int
     open_tails: int
     sessions: int
@@ -47,7 +49,7 @@ class StoreStats:
         return (
             f"{self.sessions} sessions, {self.open_tails} open tails; {self.appends} events stored, "
             f"{self.evicted_events} evicted, {self.oversized} oversized, {self.faults} faults, "
-            f"{self.refused_requests} requests refused; decisions: {decisions}"
+            f"{self.refused_requests} requests refused, {self.stalled_readers} stalled readers; decisions: {decisions}"
         )
 
 
@@ -60,6 +62,7 @@ class Ledger:
         self.oversized = 0
         self.faults = 0
         self.refused_requests = 0
+        self.stalled_readers = 0
         self.open_tails = 0
 
     def resumed(self) -> None:
@@ -82,6 +85,15 @@ class Ledger:
         self.refused_requests += 1
         request_id = str(error.request_id)[:_MAX_LOGGED]
         logger.warning("Refused a request: id %a is still unanswered (session %a)", request_id, binding.session_id)
+
+    def stalled(self, binding: SessionBinding, seconds: float) -> None:
+        """Count and log a client that was given up because it does not read."""
+        self.stalled_readers += 1
+        logger.warning(
+            "A client did not read for %g seconds: its connection is given up, and it can resume (session %a)",
+            seconds,
+            binding.session_id,
+        )
 
     def stored(self, binding: SessionBinding, event: bytes | None) -> None:
         """Count an event that is stored (None: its hole); the next fault of this session is news again."""

@@ -209,10 +209,10 @@ class MemoryStorage(Storage):
             kept.changed = anyio.Event()
         await kept.changed.wait()
 
-    async def _end_session(self, session_id: str) -> bool:
+    async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
         now = self._now()
         session = self._sessions.get(session_id)
-        if session is None:
+        if session is None or (generation is not None and generation != session.generation):
             return False
         self._bury_session(session, now)
         return True

@@ -96,16 +96,21 @@ class Reader:
 
     async def _standalone_place(self, binding: SessionBinding) -> EventCursor:
         """Return the cursor after the last written event of the standalone stream, past what can no longer be sent."""
-        try:
-            await self.writer.revive(binding)
-        except Exception as exc:
-            self.ledger.fault(binding, exc)
-            raise StorageUnavailableError from exc
         for _ in range(_MAX_SNAPSHOT_ATTEMPTS):
+            try:
+                await self.writer.revive(binding)
+            except Exception as exc:
+                self.ledger.fault(binding, exc)
+                raise StorageUnavailableError from exc
             cursor = EventCursor(generation=known(binding.generation), stream=STANDALONE, seq=0)
             snapshot = await self._snapshot(binding, str(cursor), cursor)
             if snapshot is None:
-                raise SessionNotFoundError
+                if binding.status == "ended":
+                    raise SessionNotFoundError
+                self.writer.note_evicted(
+                    binding
+                )  # This GET makes no claim: the session goes on in its next generation.
+                continue
             if snapshot.claimed == "current" and isinstance(snapshot.stream, Retained):
                 seq = max(binding.carried_seq, snapshot.stream.replay_floor, snapshot.stream.last_hole)
                 if seq > binding.carried_seq:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mcp_resumable.store import ResumableEventStore
 
 __all__ = [
+    "SDK_STANDALONE",
     "Call",
     "Connection",
     "Exchange",
@@ -36,6 +37,10 @@ __all__ = [
     "current_exchange",
     "when_current_task_ends",
 ]
+
+
+SDK_STANDALONE = "_GET_stream"
+"""The SDK's name of the standalone stream, among those of the requests."""
 
 
 class Connection:
@@ -167,7 +172,7 @@ class SessionBinding:
     status: Literal["unclaimed", "live", "evicted", "superseded", "ended"] = "unclaimed"
     calls: dict[str, Call] = field(default_factory=dict[str, Call])
     standalone: Call = field(default_factory=lambda: Call(request_id=None, stream=STANDALONE))
-    unsettled: set[Call] = field(default_factory=set[Call])
+    unsettled: dict[Call, None] = field(default_factory=dict["Call", None])
     consumers: dict[StreamId, Connection] = field(default_factory=dict[StreamId, Connection])
     carried_seq: int = 0
     changes: int = 0
@@ -186,6 +191,8 @@ class SessionBinding:
             DuplicateRequestIdError: When a call with this id is unanswered.
         """
         key = str(request_id)
+        if key == SDK_STANDALONE:  # Taken, as far as the SDK can tell, for the whole of the session.
+            raise DuplicateRequestIdError(request_id)
         while (earlier := self.calls.get(key)) is not None:
             if not earlier.is_answered:
                 raise DuplicateRequestIdError(request_id)
@@ -224,10 +231,10 @@ class SessionBinding:
         self.consumers.clear()
 
     def close_stream(self, request_id: str | None) -> None:
-        """Close the connection that carries a request's stream, or the standalone stream, if there is one."""
+        """Close the tail that carries a request's stream, or the standalone stream; a POST belongs to the SDK."""
         call = self.standalone if request_id is None else self.calls.get(request_id)
         consumer = self.consumers.get(call.stream) if call is not None and call.stream is not None else None
-        if consumer is not None:
+        if consumer is not None and call is not None and consumer is not call.connection:
             consumer.close()
 
     def close_tails(self) -> None:

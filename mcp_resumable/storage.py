@@ -75,7 +75,7 @@ class Retention(BaseModel):
     max_session_bytes: Annotated[int, Field(ge=1, strict=True)] = 32 * 1024 * 1024
     max_total_bytes: Annotated[int, Field(ge=1, strict=True)] = 256 * 1024 * 1024
     max_sessions: Annotated[int, Field(ge=1, strict=True)] = 10_000
-    completed_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)] = 300.0
+    completed_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = 300.0
     idle_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] = 3_600.0
 
     @model_validator(mode="after")
@@ -328,15 +328,20 @@ class Storage(ABC):
         """
         await self._wait(session_id, generation, stream, after_seq)
 
-    async def end_session(self, session_id: str) -> bool:
+    async def end_session(self, session_id: str, *, generation: Generation | None = None) -> bool:
         """End a session: its events are gone, its writers are refused and its readers are woken.
 
         Its generation numbers stay used for `retention.idle_seconds` at least.
 
+        Args:
+            session_id: What `Mcp-Session-Id` names.
+            generation: The writer's, where it is the writer that ends: nothing happens if another has claimed the
+                session since. None ends it whoever writes it.
+
         Returns:
-            Whether the session was known.
+            Whether a session was ended.
         """
-        return await self._end_session(session_id)
+        return await self._end_session(session_id, generation)
 
     async def describe(self, session_id: str) -> SessionDescription | None:
         """Return what is known of a session, for people, or None where it is unknown or over."""
@@ -391,8 +396,8 @@ class Storage(ABC):
         await anyio.sleep(self.poll_seconds)
 
     @abstractmethod
-    async def _end_session(self, session_id: str) -> bool:
-        """See `end_session`."""
+    async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
+        """See `end_session`; comparing and ending are one atomic step."""
 
     @abstractmethod
     async def _describe(self, session_id: str) -> SessionDescription | None:

@@ -158,6 +158,7 @@ class ResumableEventStore(EventStore):
 
         Raises:
             SessionNotFoundError: When the session is unknown or over.
+            Exception: Whatever the storage raises where it cannot answer; call again, since it may have moved or not.
         """
         await self._writer.end_what_is_over()
         binding = self._bindings.get(session_id)
@@ -222,6 +223,7 @@ class ResumableEventStore(EventStore):
             oversized=ledger.oversized,
             faults=ledger.faults,
             refused_requests=ledger.refused_requests,
+            stalled_readers=ledger.stalled_readers,
             evicted_events=self.storage.evicted_events,
             open_tails=ledger.open_tails,
             sessions=sum(binding.status != "ended" for binding in self._bindings.values()),

@@ -17,13 +17,10 @@ from pydantic import RootModel
 
 from mcp_resumable.cursor import STANDALONE, Generation, StreamId
 from mcp_resumable.ledger import Ledger
-from mcp_resumable.session import Call, SessionBinding, when_current_task_ends
+from mcp_resumable.session import SDK_STANDALONE, Call, SessionBinding, when_current_task_ends
 from mcp_resumable.storage import AppendRefusedError, Storage
 
-__all__ = ["SDK_STANDALONE", "Writer", "known"]
-
-SDK_STANDALONE = "_GET_stream"
-"""The SDK's name of the standalone stream."""
+__all__ = ["Writer", "known"]
 
 # What a generation gives to the first request's stream.
 _FIRST_ORDINAL = 1
@@ -36,7 +33,7 @@ class Writer:
         self.storage = storage
         self.ledger = ledger
         # Sessions that are over here and not yet in the storage; ended there by the next operation.
-        self.over: deque[str] = deque()
+        self.over: deque[tuple[str, Generation | None]] = deque()
 
     async def attach(self, binding: SessionBinding, session_id: str) -> None:
         """Give a binding its session id and claim its first generation; a storage that fails is asked again later."""
@@ -84,7 +81,7 @@ class Writer:
                 if call.stream is None:
                     return  # nothing was issued yet that could be resumed
                 call.lost = 0
-                binding.unsettled.discard(call)
+                binding.unsettled.pop(call, None)
                 self._supersede(binding, [call])
                 await self._reopen(binding, [call])
 
@@ -98,19 +95,20 @@ class Writer:
     async def end_what_is_over(self) -> None:
         """End in the storage what the SDK has ended."""
         while self.over:
-            session_id = self.over.popleft()
+            session_id, generation = self.over.popleft()
             try:
-                await self.storage.end_session(session_id)
+                await self.storage.end_session(session_id, generation=generation)
             except BaseException:
-                self.over.append(session_id)
+                self.over.append((session_id, generation))
                 raise
 
     def router_is_over(self, binding: SessionBinding) -> None:
         """Note that the SDK's router has ended, and with it the session, however that came about."""
         if binding.status != "ended":
+            if binding.session_id is not None and binding.generation is not None:
+                # With the generation: a session that another writer has claimed since is no longer ours to end.
+                self.over.append((binding.session_id, binding.generation))
             binding.end()
-            if binding.session_id is not None:
-                self.over.append(binding.session_id)
 
     async def settle(self, binding: SessionBinding) -> None:
         """Tell the storage of the events that it missed, so that a snapshot shows them as holes."""
@@ -135,7 +133,7 @@ class Writer:
                 except AppendRefusedError as refusal:
                     self._note_refusal(binding, refusal)
                 call.lost -= lost
-                binding.unsettled.discard(call)
+                binding.unsettled.pop(call, None)
 
     async def prime(self, binding: SessionBinding, stream_id: str) -> str:
         """Return the event id of the place before the first event of a request's stream; `""` where there is none."""
@@ -219,7 +217,7 @@ class Writer:
                 self._note_refusal(binding, refusal)
                 return ""
             call.lost = 0
-            binding.unsettled.discard(call)
+            binding.unsettled.pop(call, None)
             self.ledger.stored(binding, event)
             return f"{call.prefix}{seq}"
 
@@ -227,7 +225,7 @@ class Writer:
         """Note that an event could not be stored: a hole, of which the storage learns when it answers again."""
         call.lost += 1
         call.is_answer_lost = is_answer
-        binding.unsettled.add(call)
+        binding.unsettled[call] = None
         binding.changes += 1
         # A tail is served from the storage and would wait for this event for ever. The POST's own connection gets it
         # from the SDK.
@@ -258,7 +256,7 @@ class Writer:
         is_first = binding.status == "unclaimed"
         generation = await self.storage.open_session(session_id, nonce=binding.nonce if is_first else None)
         if binding.status == "ended":
-            self.over.append(session_id)
+            self.over.append((session_id, generation))
             raise AppendRefusedError(None)
         for call in binding.calls.values():
             if is_first:
@@ -300,7 +298,7 @@ class Writer:
         """Open running calls' next streams at once, so that clients find them; a failure is left to the next append."""
         for call in calls:
             if call.lost:
-                binding.unsettled.add(call)
+                binding.unsettled[call] = None
             try:
                 await self._open(binding, call)
             except AppendRefusedError as refusal:
@@ -322,14 +320,19 @@ class Writer:
         if binding.status != "live":
             return
         if refusal.current is None:
+            self.note_evicted(binding)
+        elif refusal.current != binding.generation:
+            binding.end("superseded")
+            self.ledger.superseded(binding, refusal.current)
+
+    def note_evicted(self, binding: SessionBinding) -> None:
+        """Note that the storage no longer knows a session that the SDK holds."""
+        if binding.status == "live":
             binding.status = "evicted"
             binding.changes += 1
             binding.unsettled.clear()
             binding.close_tails()
             self.ledger.evicted(binding)
-        elif refusal.current != binding.generation:
-            binding.end("superseded")
-            self.ledger.superseded(binding, refusal.current)
 
 
 _T = TypeVar("_T")

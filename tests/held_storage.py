@@ -113,8 +113,8 @@ class HeldStorage(Storage):
     async def _wait(self, session_id: str, generation: Generation, stream: StreamId, after_seq: int) -> None:
         await self._do("wait", self.inner._wait(session_id, generation, stream, after_seq))
 
-    async def _end_session(self, session_id: str) -> bool:
-        return await self._do("end_session", self.inner._end_session(session_id))
+    async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
+        return await self._do("end_session", self.inner._end_session(session_id, generation))
 
     async def _describe(self, session_id: str) -> SessionDescription | None:
         return await self.inner._describe(session_id)

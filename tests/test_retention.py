@@ -61,8 +61,10 @@ def test_idle_time_of_zero_is_refused_by_name() -> None:
     assert [error["loc"] for error in caught.value.errors()] == [("idle_seconds",)]
 
 
-def test_completed_time_of_zero_keeps_nothing_and_is_allowed() -> None:
-    assert Retention(completed_seconds=0).completed_seconds == 0
+def test_completed_time_of_zero_is_refused() -> None:
+    """A tail that waits is woken by the answer, and must find it when it looks."""
+    with pytest.raises(ValidationError, match="completed_seconds"):
+        Retention(completed_seconds=0)
 
 
 @pytest.mark.parametrize("field", ["max_event", "maxEvents", "ttl", "storage", ""])
