@@ -352,7 +352,7 @@ class MemoryStorage(Storage):
             self.evicted_events += stream.retained_events
             self._drop_stream(stream)
         idle_seconds = self.retention.idle_seconds
-        while self._sessions:
+        for _ in range(len(self._sessions)):
             session = next(iter(self._sessions.values()))
             if session.active_at + idle_seconds > now:
                 break

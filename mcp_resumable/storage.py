@@ -27,7 +27,7 @@ from typing import Annotated
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mcp_resumable.cursor import EventCursor, Generation, StreamId
+from mcp_resumable.cursor import STANDALONE, EventCursor, Generation, StreamId
 from mcp_resumable.decision import Snapshot
 
 __all__ = [
@@ -279,7 +279,7 @@ class Storage(ABC):
         Raises:
             AppendRefusedError: When `generation` is not the session's current one, or the stream is terminal,
                 superseded or unknown. Nothing was stored.
-            ValueError: When `events` is empty or one of them is too long.
+            ValueError: When `events` is empty or one of them is too long, or for an answer on the standalone stream.
         """
         max_bytes = self.retention.max_bytes
         for event in events:
@@ -287,6 +287,8 @@ class Storage(ABC):
                 raise ValueError(f"an event of {len(event)} bytes is larger than retention.max_bytes ({max_bytes})")
         if not events:
             raise ValueError("events is empty")
+        if is_terminal and stream == STANDALONE:
+            raise ValueError("the standalone stream has no answer")
         return await self._append(session_id, generation, stream, events, is_terminal)
 
     async def snapshot(self, session_id: str, cursor: EventCursor | None) -> Snapshot | None:
@@ -331,7 +333,8 @@ class Storage(ABC):
     async def end_session(self, session_id: str, *, generation: Generation | None = None) -> bool:
         """End a session: its events are gone, its writers are refused and its readers are woken.
 
-        Its generation numbers stay used for `retention.idle_seconds` at least.
+        Its generation numbers stay used for `retention.idle_seconds`, for the last `retention.max_sessions` sessions at
+        least; after that the random part still tells its generations from new ones.
 
         Args:
             session_id: What `Mcp-Session-Id` names.

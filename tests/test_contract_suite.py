@@ -447,6 +447,23 @@ class WaitsForTheNextAppend(NaiveStorage):
             await super()._wait(session_id, generation, stream, seen)
 
 
+class EndsWhatAnotherHasClaimed(NaiveStorage):
+    """Does not ask whose end it is."""
+
+    async def _end_session(self, session_id: str, generation: Generation | None) -> bool:  # noqa: ARG002  # the fault
+        return await super()._end_session(session_id, None)
+
+
+class EndsInTwoSteps(NaiveStorage):
+    """Compares the generation, and lets others run before it ends the session."""
+
+    async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
+        if generation not in (None, self._current(session_id)):
+            return False
+        await anyio.lowlevel.checkpoint()
+        return await super()._end_session(session_id, None)
+
+
 class MixesGenerations(NaiveStorage):
     """Finds streams by session and stream id, and leaves what it does not know of where it is."""
 
@@ -454,7 +471,7 @@ class MixesGenerations(NaiveStorage):
         if session_id in self.database.issued:
             super()._clear(session_id)
 
-    def _streams(self, session_id: str, generation: Generation) -> list[StreamRow]:  # noqa: ARG002  # that is the fault
+    def _streams(self, session_id: str, generation: Generation) -> list[StreamRow]:  # noqa: ARG002  # the fault
         return [row for row in self.database.streams if row.session_id == session_id]
 
 
@@ -562,6 +579,11 @@ CAUGHT_BY: dict[type[NaiveStorage], set[str]] = {
         "test_of_concurrent_answers_one_is_stored",
     },
     ClaimsInTwoSteps: {"test_concurrent_claims_never_issue_the_same_number"},
+    EndsWhatAnotherHasClaimed: {
+        "test_a_session_claimed_while_its_writer_ends_it_is_not_ended",
+        "test_a_superseded_writer_cannot_end_the_session",
+    },
+    EndsInTwoSteps: {"test_a_session_claimed_while_its_writer_ends_it_is_not_ended"},
     WaitsForTheNextAppend: {
         "test_wait_does_not_miss_what_was_appended_before_it_was_called",
         "test_wait_returns_when_another_instance_writes",
