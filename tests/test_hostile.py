@@ -392,7 +392,7 @@ async def test_hostile_request_ids_give_event_ids_that_are_header_safe_and_resum
 
 @pytest.mark.anyio
 async def test_call_whose_id_is_the_sdks_name_of_the_standalone_stream_does_not_write_to_that_stream() -> None:
-    """A call with this id was answered in the standalone stream, its own stayed open, and its id was never free again."""
+    """Such a call was answered in the standalone stream, its own stayed open, and its id was never free again."""
     store = ResumableEventStore()
     async with hosting(store) as host:
         client = await host.open()
