@@ -8,6 +8,7 @@ Two lines make a server resumable:
     MCPServer("name").run("streamable-http", event_store=ResumableEventStore())  # mcp 2.x
 """
 
+from mcp_resumable import attach
 from mcp_resumable.cursor import EventCursor, Generation
 from mcp_resumable.errors import (
     DuplicateRequestIdError,
@@ -29,6 +30,9 @@ from mcp_resumable.http import ResumptionLayer
 from mcp_resumable.memory import MemoryStorage
 from mcp_resumable.storage import Retention, Storage
 from mcp_resumable.store import ResumableEventStore
+
+# From here on, a session manager that is given a store of ours gets the layer.
+attach.install()
 
 __all__ = [
     "DuplicateRequestIdError",

@@ -21,9 +21,10 @@ from typing import Any
 from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-from mcp_resumable.http import ASGIApp, Message, Receive, ResumptionLayer, Scope, Send
+from mcp_resumable.http import ResumptionLayer
 from mcp_resumable.session import SDK_STANDALONE, current_exchange
 from mcp_resumable.store import ResumableEventStore
+from mcp_resumable.wire import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["UnsupportedSDKError", "install", "place"]
 

@@ -14,13 +14,9 @@ one instead of being answered 409; a request whose id is still unanswered in its
 
 from __future__ import annotations
 
-import json
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from importlib import import_module
-from typing import Any, cast
 
-import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
 
 from mcp_resumable.errors import (
@@ -30,16 +26,11 @@ from mcp_resumable.errors import (
     StorageUnavailableError,
 )
 from mcp_resumable.rejection import body_text
-from mcp_resumable.session import Call, Connection, Exchange, SessionBinding, current_exchange
+from mcp_resumable.session import Call, Exchange, SessionBinding, current_exchange
 from mcp_resumable.store import ResumableEventStore
+from mcp_resumable.wire import ASGIApp, Gate, Receive, Scope, Send, Wire, cursor_frame, header
 
-__all__ = ["ASGIApp", "Message", "Receive", "ResumptionLayer", "Scope", "Send"]
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+__all__ = ["ResumptionLayer"]
 
 _SESSION_ID = b"mcp-session-id"
 _PROTOCOL_VERSION = b"mcp-protocol-version"
@@ -106,11 +97,11 @@ class ResumptionLayer:
             return await self.app(scope, receive, send)
         scope = {**scope, _PASSED: (*scope.get(_PASSED, ()), self.store)}
         headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-        version = _header(headers, _PROTOCOL_VERSION)
+        version = header(headers, _PROTOCOL_VERSION)
         if version is not None and _WITH_SESSIONS is not None and version not in _WITH_SESSIONS:
             return await self.app(scope, receive, send)
         method = scope["method"]
-        session_id = _header(headers, _SESSION_ID)
+        session_id = header(headers, _SESSION_ID)
         credential = _credential_of(scope)
         if session_id is None:
             if method == "POST":
@@ -119,7 +110,7 @@ class ResumptionLayer:
         binding = self.store.find_binding(session_id)
         if binding is None or binding.layer is not self or binding.credential != credential:
             return await self.app(scope, receive, send)
-        wire = self._wire(binding, receive, send)
+        wire = self._wire_for(binding, receive, send)
         if method == "DELETE":
             return await self._serve_delete(binding, wire, scope)
         if binding.status == "ended":
@@ -130,16 +121,16 @@ class ResumptionLayer:
             return await self._serve_get(binding, wire, scope, primes=(version or "") >= _FIRST_PRIMED_VERSION)
         return await self.app(scope, receive, send)
 
-    def _wire(self, binding: SessionBinding, receive: Receive, send: Send) -> _Wire:
+    def _wire_for(self, binding: SessionBinding, receive: Receive, send: Send) -> Wire:
         seconds = self.store.send_timeout
-        return _Wire(receive, send, seconds, on_stall=lambda: self.store.ledger.stalled(binding, seconds))
+        return Wire(receive, send, seconds, on_stall=lambda: self.store.ledger.stalled(binding, seconds))
 
     async def _serve_opening(self, credential: object, scope: Scope, receive: Receive, send: Send) -> None:
         binding = self.store.bind_session(self, credential)
-        wire = self._wire(binding, receive, send)
+        wire = self._wire_for(binding, receive, send)
 
         async def attach(status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-            session_id = _header(headers, _SESSION_ID)
+            session_id = header(headers, _SESSION_ID)
             if status == 200 and session_id is not None:
                 await self.store.attach_session(binding, session_id)
 
@@ -150,7 +141,7 @@ class ResumptionLayer:
             if binding.session_id is None:
                 binding.end()  # Nothing was opened; whoever waits for the session id is let go.
 
-    async def _serve_post(self, binding: SessionBinding, wire: _Wire, scope: Scope) -> None:
+    async def _serve_post(self, binding: SessionBinding, wire: Wire, scope: Scope) -> None:
         self._end_with_404(binding, wire)
         request_id = await wire.read_request_id(self.max_request_body_size)
         if request_id is None:  # A notification or a response, or nothing that the SDK will take.
@@ -160,7 +151,7 @@ class ResumptionLayer:
         except DuplicateRequestIdError as error:
             self.store.ledger.refused_request(binding, error)
             return await _respond(wire.send, error, binding.session_id)
-        if (_header(scope["headers"], _PROTOCOL_VERSION) or "") >= _FIRST_PRIMED_VERSION:
+        if (header(scope["headers"], _PROTOCOL_VERSION) or "") >= _FIRST_PRIMED_VERSION:
             # A tool may close or move its stream before the first frame is written: its client could not come back.
             wire.last_resort = lambda: self._first_cursor_of(binding, call)
         try:
@@ -170,7 +161,7 @@ class ResumptionLayer:
             binding.release(wire.connection)
             binding.end_service(call, was_dispatched=wire.status == 200)
 
-    async def _serve_delete(self, binding: SessionBinding, wire: _Wire, scope: Scope) -> None:
+    async def _serve_delete(self, binding: SessionBinding, wire: Wire, scope: Scope) -> None:
         async def end(status: int, _headers: Iterable[tuple[bytes, bytes]]) -> None:
             if status in (200, 404):
                 await self.store.session_is_over(binding)
@@ -178,13 +169,13 @@ class ResumptionLayer:
         wire.on_start = end
         await self.app(scope, wire.receive, wire.send)
 
-    async def _serve_get(self, binding: SessionBinding, wire: _Wire, scope: Scope, *, primes: bool) -> None:
+    async def _serve_get(self, binding: SessionBinding, wire: Wire, scope: Scope, *, primes: bool) -> None:
         self._end_with_404(binding, wire)
-        is_claim = bool(_header(scope["headers"], _LAST_EVENT_ID))
+        is_claim = bool(header(scope["headers"], _LAST_EVENT_ID))
         if not is_claim:
             others = [(name, value) for name, value in scope["headers"] if name.lower() != _LAST_EVENT_ID]
             scope = {**scope, "headers": [*others, (_LAST_EVENT_ID, _NO_CLAIM)]}
-        gate = _Gate(wire, is_claim=is_claim, primes=primes, retry_interval=self.retry_interval)
+        gate = Gate(wire, is_claim=is_claim, primes=primes, retry_interval=self.retry_interval)
         try:
             await self._run(Exchange(binding, gate), scope, wire.receive, gate.send)
             if gate.error is not None:
@@ -206,9 +197,9 @@ class ResumptionLayer:
         """Return the frame of the cursor before a call's first event; nothing where it has none."""
         if call.stream is None or binding.status != "live":
             return b""
-        return _cursor_frame(f"{call.prefix}0", self.retry_interval)
+        return cursor_frame(f"{call.prefix}0", self.retry_interval)
 
-    def _end_with_404(self, binding: SessionBinding, wire: _Wire) -> None:
+    def _end_with_404(self, binding: SessionBinding, wire: Wire) -> None:
         """End the session when the SDK answers that it is over (its idle time-out, for example)."""
         if wire.on_start is not None:
             return
@@ -218,170 +209,6 @@ class ResumptionLayer:
                 await self.store.session_is_over(binding)
 
         wire.on_start = end
-
-
-class _Wire:
-    """One exchange with the ASGI server: closable from elsewhere, and never blocked for ever.
-
-    Attributes:
-        connection: What others may close.
-        status: Of the response that was begun, None before.
-        on_start: Called with status and headers before the response begins.
-        on_stall: Called when the client is given up because it does not read.
-        last_resort: The only frame of a stream that would else end without any.
-    """
-
-    def __init__(self, receive: Receive, send: Send, send_timeout: float, on_stall: Callable[[], None]) -> None:
-        self.connection = Connection()
-        self.on_stall = on_stall
-        self.status: int | None = None
-        self.on_start: Callable[[int, Iterable[tuple[bytes, bytes]]], Awaitable[None]] | None = None
-        self.last_resort: Callable[[], bytes] | None = None
-        self._receive = receive
-        self._send = send
-        self._send_timeout = send_timeout
-        self._unread: deque[Message] = deque()
-        self._is_event_stream = False
-        self._has_begun = False
-        self._has_frame = False
-        self._is_complete = False
-        self._is_stalled = False
-
-    async def read_request_id(self, max_body_size: int) -> int | str | None:
-        """Read the body ahead and return the id of the JSON-RPC request in it; None where there is none.
-
-        `receive` then gives the body to the SDK as if it were unread.
-        """
-        body = bytearray()
-        while len(body) <= max_body_size:
-            message = await self._receive()
-            self._unread.append(message)
-            if message["type"] != "http.request":
-                return None
-            body += message.get("body", b"")
-            if not message.get("more_body", False):
-                return _request_id_of(body)
-        return None
-
-    async def receive(self) -> Message:
-        """Receive from the client; a closed connection looks like a client that has gone."""
-        if self._unread:
-            return self._unread.popleft()
-        with self.connection.receiving():
-            return await self._receive()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message, *, even_if_closed: bool = False) -> None:
-        """Send to the client; what comes after a close is dropped, and a client that does not read is given up."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            content_type = _header(message["headers"], b"content-type") or ""
-            self._is_event_stream = content_type.startswith("text/event-stream")
-            if self.on_start is not None:
-                await self.on_start(message["status"], message["headers"])
-        elif self._is_complete or (self.connection.is_closed and not even_if_closed):
-            return
-        elif not message.get("more_body", False) and not message.get("body", b""):
-            message = {**message, "body": self._last_frame()}
-        with anyio.move_on_after(self._send_timeout) as scope:
-            await self._send(message)
-        if scope.cancelled_caught:
-            self._is_stalled = True
-            self.connection.close()
-            self.on_stall()
-            return
-        self._has_begun = True
-        if message["type"] == "http.response.body":
-            self._is_complete = not message.get("more_body", False)
-            body = message.get("body", b"")
-            if body and not body.startswith(b":"):  # not a keep-alive comment
-                self._has_frame = True
-                if self.connection.in_transit:
-                    self.connection.on_event_written()
-
-    async def finish(self) -> None:
-        """End the body cleanly where the SDK did not, because the connection was closed or the server shuts down."""
-        if not self._has_begun or self._is_complete or self._is_stalled:
-            return
-        self._is_complete = True
-        with anyio.move_on_after(self._send_timeout):
-            await self._send({"type": "http.response.body", "body": self._last_frame(), "more_body": False})
-
-    def _last_frame(self) -> bytes:
-        if self.last_resort is None or self._has_frame or not self._is_event_stream:
-            return b""
-        return self.last_resort()
-
-
-class _Gate:
-    """The response of a GET: held back until the store has decided. See `ResumeGate`.
-
-    Attributes:
-        error: Why the claim is refused, None where it is not.
-        is_accepted: The response has begun.
-    """
-
-    def __init__(self, wire: _Wire, *, is_claim: bool, primes: bool, retry_interval: int | None) -> None:
-        self.is_claim = is_claim
-        self.connection = wire.connection
-        self.error: ResumptionError | None = None
-        self.is_accepted = False
-        self._wire = wire
-        self._primes = primes
-        self._retry_interval = retry_interval
-        self._start: Message | None = None
-        self._started = anyio.Event()
-
-    async def accept(self, event_id: str | None) -> None:
-        # The SDK begins its response and asks the store in two tasks, in no certain order.
-        await self._started.wait()
-        await self._wire.send(cast(Message, self._start))
-        self.is_accepted = True
-        if event_id is not None and self._primes:
-            # Also where the connection was closed meanwhile: a client without a cursor could not come back.
-            frame = _cursor_frame(event_id, self._retry_interval)
-            await self._wire.send({"type": "http.response.body", "body": frame, "more_body": True}, even_if_closed=True)
-
-    def refuse(self, error: ResumptionError) -> None:
-        self.error = error
-
-    async def send(self, message: Message) -> None:
-        """Take what the SDK sends: its own answers go on, a stream waits for the decision."""
-        if message["type"] == "http.response.start" and message["status"] == 200:
-            self._start = message
-            self._started.set()
-        elif self._start is None or self.is_accepted:
-            await self._wire.send(message)
-        elif self.error is None and not message.get("more_body", False):
-            # The store ended without a decision, which it must not.
-            self.error = StorageUnavailableError()
-        # Otherwise a keep-alive comment before the decision, or the empty end of a refused stream.
-
-
-def _request_id_of(body: bytes | bytearray) -> int | str | None:
-    try:
-        message: object = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(message, dict) or "method" not in message:
-        return None
-    request_id = cast("dict[str, object]", message).get("id")
-    # True is an int to isinstance, and no request id to the SDK.
-    return request_id if isinstance(request_id, int | str) and not isinstance(request_id, bool) else None
-
-
-def _cursor_frame(event_id: str, retry_interval: int | None) -> bytes:
-    """Return an event with an id and no data: a cursor."""
-    retry = f"retry: {retry_interval}\r\n" if retry_interval is not None else ""
-    return f"id: {event_id}\r\n{retry}data: \r\n\r\n".encode("ascii")
-
-
-def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Return the first header of that name, as the SDK reads it."""
-    for key, value in headers:
-        if key.lower() == name:
-            return value.decode("latin-1")
-    return None
 
 
 def _credential_of(scope: Scope) -> object:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +26,7 @@ from mcp_resumable.decision import (
     Successor,
     Superseded,
 )
+from mcp_resumable.eviction import EvictionOrder
 from mcp_resumable.ring import RingBuffer
 from mcp_resumable.storage import (
     AppendRefusedError,
@@ -48,9 +49,6 @@ STREAM_OVERHEAD_BYTES = 1024
 
 # Earlier generations of one session whose nonces are remembered, to tell "earlier" (409) from "never" (400).
 _MAX_REMEMBERED_GENERATIONS = 1_000
-
-# An order is tidied once this many of its entries are stale and they outnumber the others: O(1) amortized.
-_MIN_STALE = 64
 
 
 class MemoryStorage(Storage):
@@ -81,7 +79,7 @@ class MemoryStorage(Storage):
         self._past: OrderedDict[str, tuple[float, dict[int, str]]] = OrderedDict()
         # Completed streams that are retained, and when their time is over; the first is due first.
         self._completed: OrderedDict[_Stream, float] = OrderedDict()
-        self._order = _EvictionOrder()
+        self._order = EvictionOrder[_Stream]()
         # Invariant: the sum of the charges of all sessions.
         self._charged_bytes = 0
         # Nothing expires before this time.
@@ -309,7 +307,7 @@ class MemoryStorage(Storage):
             self._release(stream)
         session.streams.clear()
         session.latest.clear()
-        session.order = _EvictionOrder()
+        session.order = EvictionOrder[_Stream]()
 
     def _release(self, stream: _Stream) -> int:
         """Give back what the store holds for a stream, wake its readers, and return the charge that this frees."""
@@ -413,52 +411,6 @@ class _Stream:
         )
 
 
-class _EvictionOrder(deque["_Stream"]):
-    """Streams in the order in which their events were appended: one entry for each place that is not evicted.
-
-    A stream's places always go oldest first, so when some go on another ground (its own limits, its end) it is enough
-    to count how many of its oldest entries are stale.
-    """
-
-    __slots__ = ("_stale", "_stale_count")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._stale: dict[_Stream, int] = {}
-        self._stale_count = 0
-
-    def oldest(self) -> _Stream | None:
-        """Return the stream that holds the oldest place, None where there is none; its entry is then the first."""
-        while self:
-            if not self._is_stale(self[0]):
-                return self[0]
-            self.popleft()
-        return None
-
-    def forget(self, stream: _Stream, places: int) -> None:
-        """Take the `places` oldest entries of `stream` as stale."""
-        if not places:
-            return
-        self._stale[stream] = self._stale.get(stream, 0) + places
-        self._stale_count += places
-        if self._stale_count >= _MIN_STALE and self._stale_count * 2 > len(self):
-            entries = [entry for entry in self if not self._is_stale(entry)]
-            self.clear()
-            self.extend(entries)
-
-    def _is_stale(self, stream: _Stream) -> bool:
-        """Tell whether the oldest entry of `stream` is stale, and count it off if so."""
-        stale = self._stale.get(stream)
-        if stale is None:
-            return False
-        if stale == 1:
-            del self._stale[stream]
-        else:
-            self._stale[stream] = stale - 1
-        self._stale_count -= 1
-        return True
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Session:
     session_id: str
@@ -471,7 +423,7 @@ class _Session:
     next_ordinal: int = 0
     unanswered: int = 0
     charged_bytes: int = 0
-    order: _EvictionOrder = field(default_factory=_EvictionOrder)
+    order: EvictionOrder[_Stream] = field(default_factory=EvictionOrder["_Stream"])
 
 
 def _state_of(session: _Session, claimed: StreamId, newest: _Stream | None) -> StreamState:

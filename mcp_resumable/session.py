@@ -25,7 +25,7 @@ from mcp_resumable.cursor import STANDALONE, Generation, StreamId
 from mcp_resumable.errors import DuplicateRequestIdError, ResumptionError
 
 if TYPE_CHECKING:
-    from mcp_resumable.store import ResumableEventStore
+    pass
 
 __all__ = [
     "SDK_STANDALONE",
@@ -159,11 +159,14 @@ class SessionBinding:
         consumers: The newest connection of each stream.
         carried_seq: Highest seq of the standalone stream that any connection has written.
         changes: Counts what makes a snapshot that was being read meanwhile worthless.
+        is_generation_sure: Whether the storage is known to be in `generation`; not after a move of it has failed.
+        is_fault_logged: The last fault is known to the log; reset by the next success.
+        is_router_watched: The end of the SDK's router will be noticed.
         lock: Held while generation or streams move, or lost events are settled. Never needed to append.
         attached: Set when the session id is known, or never will be.
     """
 
-    store: ResumableEventStore
+    store: object
     layer: object
     credential: object
     nonce: str
@@ -176,6 +179,7 @@ class SessionBinding:
     consumers: dict[StreamId, Connection] = field(default_factory=dict[StreamId, Connection])
     carried_seq: int = 0
     changes: int = 0
+    is_generation_sure: bool = True
     is_fault_logged: bool = False
     is_router_watched: bool = False
     lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))

@@ -33,8 +33,8 @@ __all__ = ["ResumableEventStore"]
 class ResumableEventStore(EventStore):
     """An event store that resumes a stream only where that is safe. Pass it as `event_store`; that is all.
 
-    It serves one event loop, and any number of servers in it. Where it is built, it sees to it that every
-    `StreamableHTTPSessionManager` that is given a `ResumableEventStore` gets the `ResumptionLayer`.
+    It serves one event loop, and any number of servers in it. Importing this package has seen to it that a session
+    manager that is given one gets the `ResumptionLayer`.
     """
 
     def __init__(
@@ -63,8 +63,6 @@ class ResumableEventStore(EventStore):
         Raises:
             ValueError: When an argument is out of range; the message names it.
         """
-        from mcp_resumable.attach import install  # the layer needs the store's type: a cycle at import time only
-
         _check("storage", storage, _is_storage_or_none(storage), "a Storage")
         _check("rejection", rejection, rejection in ("status", "stream"), "'status' or 'stream'")
         _check("replay_completed", replay_completed, replay_completed in (True, False), "a bool")
@@ -86,7 +84,6 @@ class ResumableEventStore(EventStore):
             max_tail_seconds=max_tail_seconds,
         )
         self._bindings: WeakValueDictionary[str, SessionBinding] = WeakValueDictionary()
-        install()
 
     async def store_event(self, stream_id: str, message: Any) -> str:
         """Store an event of the current session and return its id; called by the SDK.

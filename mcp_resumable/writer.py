@@ -53,6 +53,9 @@ class Writer:
         generation: Generation | None = None
         with anyio.CancelScope(shield=True):
             async with binding.lock:
+                binding.is_generation_sure = (
+                    False  # Until it is known: a storage that fails may have moved all the same.
+                )
                 generation = await self.storage.advance_generation(known(binding.session_id))
                 if generation is None or binding.status == "ended":
                     return None
@@ -78,10 +81,10 @@ class Writer:
             async with binding.lock:
                 # From here on nothing of the earlier execution is stored, and nothing of this one in its stream.
                 call.execution += 1
-                if call.stream is None:
-                    return  # nothing was issued yet that could be resumed
                 call.lost = 0
                 binding.unsettled.pop(call, None)
+                if call.stream is None:
+                    return  # Nothing was issued yet that could be resumed.
                 self._supersede(binding, [call])
                 await self._reopen(binding, [call])
 
@@ -107,7 +110,7 @@ class Writer:
         if binding.status != "ended":
             if binding.session_id is not None and binding.generation is not None:
                 # With the generation: a session that another writer has claimed since is no longer ours to end.
-                self.over.append((binding.session_id, binding.generation))
+                self.over.append((binding.session_id, binding.generation if binding.is_generation_sure else None))
             binding.end()
 
     async def settle(self, binding: SessionBinding) -> None:
@@ -278,6 +281,7 @@ class Writer:
             binding.unsettled.clear()
             binding.standalone.lost = 0
         binding.generation = generation
+        binding.is_generation_sure = True
         binding.status = "live"
         binding.changes += 1
         binding.carried_seq = 0

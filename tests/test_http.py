@@ -12,8 +12,8 @@ import pytest
 from anyio import wait_all_tasks_blocked
 
 from mcp_resumable import EventCursor, ResumableEventStore, ResumptionLayer
-from mcp_resumable.http import Message, Receive, Scope, Send
 from mcp_resumable.session import Connection, current_exchange
+from mcp_resumable.wire import Message, Receive, Scope, Send
 from tests.sdk_host import Request
 
 pytestmark = pytest.mark.anyio

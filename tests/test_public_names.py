@@ -17,15 +17,6 @@ PACKAGE = Path(mcp_resumable.__file__).parent
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
 CORE = ["cursor", "decision", "errors", "ring"]
 
-# What a module shares with its neighbours in the package, and with nobody else.
-INTERNAL = {
-    "attach": {"place"},
-    "cursor": {"STANDALONE"},
-    "http": {"ASGIApp", "Message", "Receive", "Scope", "Send"},
-    "session": {"when_current_task_ends"},
-    "writer": {"SDK_STANDALONE"},
-}
-
 # `logger` is private to its module by convention.
 CONVENTIONAL = {"logger"}
 
@@ -124,8 +115,8 @@ def test_names_of_the_package_are_the_objects_of_its_modules() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_all_of_a_module_is_what_it_defines(module: str) -> None:
-    defined = names_defined_in(module) - CONVENTIONAL - INTERNAL.get(module, set())
-    assert set(all_of(module)) - INTERNAL.get(module, set()) == defined
+    defined = names_defined_in(module) - CONVENTIONAL
+    assert set(all_of(module)) == defined
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -168,7 +159,7 @@ def test_storage_knows_nothing_of_http_or_mcp(module: str) -> None:
     assert f"mcp_resumable.{module}" in loaded
     assert roots_of(loaded) & {"httpx", "mcp", "mcp_types", "sse_starlette", "starlette", "uvicorn"} == set()
     assert {name for name in loaded if name.startswith("mcp_resumable")} <= {
-        f"mcp_resumable.{name}" for name in [*CORE, "memory", "storage"]
+        f"mcp_resumable.{name}" for name in [*CORE, "eviction", "memory", "storage"]
     }
 
 

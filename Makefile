@@ -1,0 +1,141 @@
+# The one list of commands. Each sets up what it needs, from a fresh clone with python3, make and pip alone, in
+# .venvs/<name>: made once, and made anew when pyproject.toml has changed. `make clean` removes them.
+#
+#   make demo      a tool call cut in the middle, and a cursor for each row of the decision table
+#   make test      the tests, on the newest mcp 2.x; on another SDK version: make test SDK=1.29.1
+#   make check     format, lint, types, tests with coverage
+#   make matrix    the tests on each of the four SDK versions; coverage of the newest 1.x and 2.x together
+#   make wheel     build sdist and wheel, and use the wheel as a stranger would
+#   make fix       format, and apply the linter's own fixes
+#
+# Longer, or with other people's software, from npm too:
+#   make conformance   the official conformance suite, both SDK lines
+#   make clients       every client against every story; writes docs/clients.md
+#   make frameworks    PrefectHQ's fastmcp as the server
+#   make soak          a network that does not behave, for SOAK_SECONDS=60
+
+PYTHON ?= python3
+# Options for pytest, e.g. PYTEST="-x -k cursor".
+PYTEST ?=
+
+# The supported ends of both lines, and the newest of each.
+SDKS := 1.29.1 1 2.0.0 2
+SDK ?= 2
+requirement_1.29.1 := mcp==1.29.1
+requirement_1 := mcp>=1.29.1,<2
+requirement_2.0.0 := mcp==2.0.0
+requirement_2 := mcp>=2,<3
+# The other line, whose client is tested against this line's server.
+other_1.29.1 := 2
+other_1 := 2
+other_2.0.0 := 1
+other_2 := 1
+
+SOURCES := mcp_resumable tests examples
+CHECK := .venvs/check/bin/python -m
+
+# The older pips that Python brings do not know dependency groups.
+new_environment = $(PYTHON) -m venv --clear $(1) && $(1)/bin/python -m pip install --quiet --upgrade pip
+show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
+	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
+
+.PHONY: demo test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
+.PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
+.DELETE_ON_ERROR:
+.SECONDEXPANSION:
+
+demo: .venvs/mcp-$(SDK)/ready
+	.venvs/mcp-$(SDK)/bin/python examples/demo.py
+
+test: test-$(SDK)
+
+# The newest of each line run under coverage, which doubles their time; what they reach together is enough.
+covered := 1 2
+$(foreach sdk,$(covered),$(eval coverage_$(sdk) := -m coverage run))
+$(SDKS:%=test-%): test-%: .venvs/mcp-%/ready .venvs/mcp-$$(other_$$*)/ready
+	@$(call show_sdk,.venvs/mcp-$*)
+	MCP_RESUMABLE_OTHER_PYTHON=$(CURDIR)/.venvs/mcp-$(other_$*)/bin/python COVERAGE_FILE=.coverage.mcp-$* \
+		.venvs/mcp-$*/bin/python $(coverage_$*) -m pytest $(PYTEST)
+
+matrix: $(SDKS:%=test-%)
+	$(MAKE) coverage
+
+coverage: .venvs/check/ready
+	$(CHECK) coverage combine --quiet --keep $(covered:%=.coverage.mcp-%)
+	$(CHECK) coverage report
+
+check: format lint types covered-test
+
+format: .venvs/check/ready
+	$(CHECK) ruff format --check --diff $(SOURCES)
+
+lint: .venvs/check/ready
+	$(CHECK) ruff check $(SOURCES)
+
+types: .venvs/check/ready
+	$(CHECK) mypy
+	$(CHECK) pyright --pythonpath .venvs/check/bin/python
+
+# One SDK version cannot reach what is written for the other, so the limit is for `make matrix`.
+covered-test: .venvs/mcp-2/ready
+	$(MAKE) test-2
+	COVERAGE_FILE=.coverage.mcp-2 $(CHECK) coverage report --fail-under=0
+
+fix: .venvs/check/ready
+	$(CHECK) ruff check --fix $(SOURCES)
+	$(CHECK) ruff format $(SOURCES)
+
+wheel: .venvs/build/ready
+	rm -rf dist
+	.venvs/build/bin/python -m build
+	$(MAKE) wheel-1 wheel-2
+
+# -I: nothing of the checkout can be imported.
+$(SDKS:%=wheel-%): wheel-%:
+	$(PYTHON) -m venv --clear .venvs/wheel-$*
+	.venvs/wheel-$*/bin/python -m pip install --quiet dist/*.whl '$(requirement_$*)'
+	@$(call show_sdk,.venvs/wheel-$*)
+	.venvs/wheel-$*/bin/python -I tests/readme.py README.md
+
+conformance: .venvs/conformance/ready .venvs/mcp-1/ready .venvs/mcp-2/ready
+	.venvs/mcp-1/bin/python tests/conformance/run.py .venvs/conformance
+	.venvs/mcp-2/bin/python tests/conformance/run.py .venvs/conformance
+
+clients: .venvs/mcp-2/ready
+	MCP_RESUMABLE_CLIENTS=1 .venvs/mcp-2/bin/python -m pytest --capture=no tests/clients $(PYTEST)
+
+frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
+	.venvs/fastmcp-3/bin/python -m pytest tests/frameworks $(PYTEST)
+	.venvs/fastmcp-4/bin/python -m pytest tests/frameworks $(PYTEST)
+
+soak: .venvs/mcp-$(SDK)/ready
+	.venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
+
+.venvs/mcp-%/ready: pyproject.toml
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test '$(requirement_$*)'
+	touch $@
+
+.venvs/check/ready: pyproject.toml
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test --group check '$(requirement_2)'
+	touch $@
+
+.venvs/fastmcp-%/ready: pyproject.toml
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test 'fastmcp==$*.*'
+	touch $@
+
+.venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json
+	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
+	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
+	touch $@
+
+.venvs/build/ready: pyproject.toml
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet --group build
+	touch $@
+
+clean:
+	rm -rf .venvs build dist .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
