@@ -12,11 +12,13 @@
 #   make conformance   the official conformance suite, both SDK lines
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
-#   make soak          a network that does not behave, for SOAK_SECONDS=60
+#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
 
 PYTHON ?= python3
 # Options for pytest, e.g. PYTEST="-x -k cursor".
 PYTEST ?=
+SECONDS ?= 20
+SEED ?=
 
 # The supported ends of both lines, and the newest of each.
 SDKS := 1.29.1 1 2.0.0 2
@@ -55,7 +57,7 @@ $(foreach sdk,$(covered),$(eval coverage_$(sdk) := -m coverage run))
 $(SDKS:%=test-%): test-%: .venvs/mcp-%/ready .venvs/mcp-$$(other_$$*)/ready
 	@$(call show_sdk,.venvs/mcp-$*)
 	MCP_RESUMABLE_OTHER_PYTHON=$(CURDIR)/.venvs/mcp-$(other_$*)/bin/python COVERAGE_FILE=.coverage.mcp-$* \
-		.venvs/mcp-$*/bin/python $(coverage_$*) -m pytest $(PYTEST)
+		SOAK_SECONDS=2 .venvs/mcp-$*/bin/python $(coverage_$*) -m pytest $(PYTEST)
 
 matrix: $(SDKS:%=test-%)
 	$(MAKE) coverage
@@ -109,7 +111,7 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 	.venvs/fastmcp-4/bin/python -m pytest tests/frameworks $(PYTEST)
 
 soak: .venvs/mcp-$(SDK)/ready
-	.venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
+	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
 
 .venvs/mcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
