@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import logging
+import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
