@@ -200,6 +200,15 @@ async def test_a_tail_ends_cleanly_after_its_longest_life_and_resumes(way: Way) 
         assert frames[-1].answer_text == "done"
 
 
+async def test_every_connection_tells_its_client_when_to_come_back(way: Way) -> None:
+    async with opened(way, retry_interval=700) as (_, client):
+        call = await client.call("hold", 7, n=1, tag="7")
+        first = await call.event()
+        resumed = await (await client.get(first.id)).event()
+        plain = await (await client.get()).event()
+        assert [frame.retry for frame in (first, resumed, plain)] == ["700", "700", "700"]
+
+
 async def test_polling_adds_nothing_to_the_store(way: Way) -> None:
     async with opened(way) as (server, client):
         call = await client.call("hold", 7, n=1, tag="7")
