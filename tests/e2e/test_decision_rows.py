@@ -209,7 +209,7 @@ async def test_row_8_below_the_floor_is_event_evicted(way: Way) -> None:
 
 
 async def test_row_8_dropped_stream_is_event_evicted(way: Way) -> None:
-    async with scene(way, Retention(completed_seconds=0)) as s:
+    async with scene(way, Retention(completed_seconds=1e-6)) as s:
         frames = await (await s.client.call("count", 7, n=2)).rest()
         assert frames[1].id is not None
         await refused(await s.client.get(frames[1].id), 409, "event_evicted", "reset")
