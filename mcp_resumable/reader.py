@@ -107,9 +107,8 @@ class Reader:
             if snapshot is None:
                 if binding.status == "ended":
                     raise SessionNotFoundError
-                self.writer.note_evicted(
-                    binding
-                )  # This GET makes no claim: the session goes on in its next generation.
+                # This GET makes no claim: the session goes on in its next generation.
+                self.writer.note_evicted(binding)
                 continue
             if snapshot.claimed == "current" and isinstance(snapshot.stream, Retained):
                 seq = max(binding.carried_seq, snapshot.stream.replay_floor, snapshot.stream.last_hole)
