@@ -8,8 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from mcp.server.lowlevel import Server
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.transport_security import RequestBodyLimitMiddleware
+from mcp.server.streamable_http_manager import RequestBodyLimitMiddleware, StreamableHTTPSessionManager
 
 from mcp_resumable import ResumableEventStore, ResumptionLayer
 from mcp_resumable.attach import UnsupportedSDKError, install
