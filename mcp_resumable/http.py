@@ -114,7 +114,7 @@ class ResumptionLayer:
         if method == "DELETE":
             return await self._serve_delete(binding, wire, scope)
         if binding.status == "ended":
-            return await _respond(wire.send, SessionNotFoundError(), session_id)
+            return await self._refuse_as_over(binding, wire, method, header(headers, _LAST_EVENT_ID))
         if method == "POST":
             return await self._serve_post(binding, wire, scope)
         if method == "GET":
@@ -185,6 +185,12 @@ class ResumptionLayer:
                 await wire.finish()
         finally:
             binding.release(wire.connection)
+
+    async def _refuse_as_over(self, binding: SessionBinding, wire: Wire, method: str, event_id: str | None) -> None:
+        error = SessionNotFoundError(event_id)
+        if method == "GET" and event_id:  # A claim, and this the decision about it.
+            self.store.ledger.refused(binding, error)
+        await _respond(wire.send, error, binding.session_id)
 
     async def _run(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         token = current_exchange.set(exchange)

@@ -68,7 +68,7 @@ class ResumableEventStore(EventStore):
         _check("replay_completed", replay_completed, replay_completed in (True, False), "a bool")
         for name, seconds in (("send_timeout", send_timeout), ("max_tail_seconds", max_tail_seconds)):
             _check(name, seconds, _is_positive_and_finite(seconds), "a positive, finite number of seconds")
-        self.storage = storage if storage is not None else MemoryStorage()
+        self.storage: Storage = storage if storage is not None else MemoryStorage()
         self.rejection = rejection
         self.replay_completed = replay_completed
         self.send_timeout = send_timeout

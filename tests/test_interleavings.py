@@ -408,6 +408,12 @@ async def test_session_ended_while_a_resume_reads_its_snapshot_is_404() -> None:
         trap.release()
         assert await resumed.reason() == "session_not_found"
         assert resumed.status == 404
+        later = client.get(cursor)
+        assert (await later.reason(), later.status) == ("session_not_found", 404)
+        plain = client.get()
+        await plain.until_done()
+        assert plain.status == 404
+        assert store.stats().decisions == {"session_not_found": 2}
 
 
 async def test_delete_while_a_tail_waits_closes_it_cleanly() -> None:
