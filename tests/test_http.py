@@ -123,6 +123,24 @@ async def test_decision_may_come_before_the_sdk_begins_its_response() -> None:
     assert [(frame.id, frame.data) for frame in frames] == [("1-abcdefghijkl:0:0", "")]
 
 
+async def test_connection_that_is_closed_before_its_first_frame_still_gives_its_client_the_cursor() -> None:
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        found = current_exchange.get()
+        assert found is not None
+        assert found.gate is not None
+        found.gate.connection.close()
+        await respond(send)
+        await found.gate.accept("1-abcdefghijkl:0:0")
+        await send({"type": "http.response.body", "body": b"id: 1\r\ndata: a\r\n\r\n", "more_body": True})
+
+    layer, _, _kept = await opened(app)
+    request = await exchange(
+        layer, "GET", mcp_session_id=SESSION_ID, mcp_protocol_version="2025-11-25", last_event_id="x"
+    )
+    assert [frame.id for frame in await request.frames()] == ["1-abcdefghijkl:0:0"]
+    assert request.is_complete
+
+
 async def test_retry_is_sent_with_the_first_cursor() -> None:
     store = ResumableEventStore()
 
@@ -250,7 +268,7 @@ async def test_reader_that_stops_reading_costs_its_own_connection() -> None:
         gone.append(await receive())
 
     gone: list[Message] = []
-    layer, _, _kept = await opened(app, ResumableEventStore(send_timeout=0.01))
+    layer, store, _kept = await opened(app, ResumableEventStore(send_timeout=0.01))
     body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping"}).encode()
     request = Request("POST", {"mcp-session-id": SESSION_ID}, body)
     async with anyio.create_task_group() as task_group:
@@ -259,6 +277,7 @@ async def test_reader_that_stops_reading_costs_its_own_connection() -> None:
         request.freeze()
         await request.until_done()
     assert gone == [{"type": "http.disconnect"}]
+    assert store.stats().stalled_readers == 1
 
 
 async def test_two_layers_for_one_store_act_once() -> None:

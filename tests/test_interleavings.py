@@ -854,3 +854,24 @@ async def test_event_too_large_to_keep_reaches_the_first_connection_with_its_id(
         assert await client.get(frames[0].id).reason() == "replay_gap"
         tool.finish()
         assert steps_of(await client.get(frames[1].id).frames()) == ["c", "answer"]
+
+
+async def test_session_whose_advance_failed_halfway_is_ended_all_the_same() -> None:
+    async with held() as (storage, store, _, client):
+        storage.fail("claim_generation", "after")
+        with pytest.raises(OSError, match="on fire"):
+            await store.advance_generation(client.session_id)
+        await client.request("DELETE").until_done()
+        assert await store.describe(client.session_id) is None
+
+
+async def test_plain_get_of_a_session_that_was_evicted_unnoticed_goes_on_in_its_next_generation() -> None:
+    store = ResumableEventStore(HeldStorage(retention=Retention(max_sessions=1)))
+    async with hosting(store) as host:
+        client = await host.open()
+        await host.open()
+        plain = client.get()
+        begin = await plain.frame()
+        assert begin is not None
+        assert begin.id is not None
+        assert (plain.status, begin.id.partition("-")[0], begin.seq) == (200, "2", 0)
