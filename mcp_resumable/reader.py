@@ -67,22 +67,23 @@ class Reader:
         Raises:
             ResumptionError: When the claim is refused, before anything was sent.
         """
+        started = self.ledger.clock() if self.ledger.clock is not None else None
         cursor = EventCursor.parse(event_id)
         try:
             decision, snapshot = await self._decide(binding, event_id, cursor)
         except StorageUnavailableError as error:
-            self.ledger.refused(binding, error)
+            self.ledger.refused(binding, error, started)
             raise
         match decision:
             case Resume():
-                self.ledger.resumed()
+                self.ledger.resumed(decision, started)
                 # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
-                binding.take_over(decision.cursor.stream, gate.connection)
+                self.ledger.take_overs += binding.take_over(decision.cursor.stream, gate.connection)
                 await gate.accept(event_id)
                 await self._follow(binding, gate, decision.cursor, send)
             case Reset() | Invalid() | Gone():
                 refusal = decision.error
-                self.ledger.refused(binding, refusal)
+                self.ledger.refused(binding, refusal, started)
                 if cursor is None or snapshot is None or self._rejection == "status":
                     raise refusal
                 await self._refuse_in_stream(binding, gate, cursor, snapshot, refusal, send)
@@ -90,7 +91,7 @@ class Reader:
     async def serve_plain(self, binding: SessionBinding, gate: ResumeGate, send: SendEvent) -> None:
         """Serve a GET without a cursor: after the last event of the standalone stream that was ever written."""
         cursor = await self._standalone_place(binding)
-        binding.take_over(STANDALONE, gate.connection)
+        self.ledger.take_overs += binding.take_over(STANDALONE, gate.connection)
         await gate.accept(str(cursor))
         await self._follow(binding, gate, cursor, send)
 
@@ -141,7 +142,7 @@ class Reader:
                 await send(answer_text(cursor.stream.request_id, error), None)
                 return
             fresh = current
-        binding.take_over(fresh.stream, gate.connection)
+        self.ledger.take_overs += binding.take_over(fresh.stream, gate.connection)
         await gate.accept(str(fresh))
         await send(marker_text(error), str(fresh))
         await self._follow(binding, gate, fresh, send)
