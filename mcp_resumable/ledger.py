@@ -199,19 +199,18 @@ def _shared_metrics() -> Metrics | None:
 
 
 def _fields_of(binding: SessionBinding, error: ResumptionError, stream: str | None) -> dict[str, str | None]:
-    # The prefix keeps them apart from a record's own attributes, with which logging refuses to be mixed up.
+    # With a prefix, since logging raises where a name is a record's own.
     return {
         "mcp_resumable_reason": error.reason,
         "mcp_resumable_outcome": error.outcome,
         "mcp_resumable_session": _escape(binding.session_id),
         "mcp_resumable_stream": stream,
-        "mcp_resumable_cursor": _escape(error.event_id),
+        "mcp_resumable_cursor": _escape(error.event_id),  # Cut by the error already.
     }
 
 
 def _escape(text: str | None) -> str | None:
-    """Return printable ASCII, cut."""
-    return text[:_MAX_LOGGED].encode("unicode_escape").decode() if text is not None else None
+    return text.encode("unicode_escape").decode() if text is not None else None
 
 
 _MAX_LOGGED = 256

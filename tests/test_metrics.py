@@ -18,7 +18,9 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, Metric, Sum
 
 from mcp_resumable import MemoryStorage, ResumableEventStore, ResumptionError, Retention, errors
+from mcp_resumable.cursor import STANDALONE
 from mcp_resumable.metrics import Metrics
+from mcp_resumable.session import Connection, SessionBinding
 from tests.held_storage import HeldStorage
 from tests.sdk_host import Client, Request, hosting
 
@@ -219,6 +221,28 @@ async def test_take_over_is_counted_where_the_older_connection_was_open(collecto
         assert collector.value("mcp_resumable.take_overs") == 2
 
 
+async def test_take_over_of_a_current_execution_is_counted(collector: Collector) -> None:
+    store = ResumableEventStore(rejection="stream")
+    async with hosting(store) as host:
+        client = await host.open()
+        (earlier,) = await emitted(client, await client.call(), "a")
+        await store.restart_stream(1, client.session_id)
+        first = client.get(earlier)
+        await first.until_started()
+        assert collector.value("mcp_resumable.take_overs") == 0
+        await client.get(earlier).until_started()
+        await first.until_done()
+        assert collector.value("mcp_resumable.take_overs") == 1
+
+
+def test_connection_that_is_closed_already_is_not_taken_over() -> None:
+    binding = SessionBinding(store=None, layer=None, credential=None, nonce="aaaaaaaaaaaa")
+    first, second, third = Connection(), Connection(), Connection()
+    assert [binding.take_over(STANDALONE, connection) for connection in (first, first, second)] == [False, False, True]
+    second.close()
+    assert not binding.take_over(STANDALONE, third)
+
+
 # What there is now.
 
 
@@ -367,10 +391,19 @@ async def test_counts_of_all_stores_are_summed_and_never_fall_when_one_is_gone(c
     gc.collect()
     assert collector.value("mcp_resumable.storage.faults") == 7
     stores[0].ledger.faults += 1
-    # One of these may be where the one that is gone was.
-    stores += [ResumableEventStore() for _ in range(10)]
-    stores[-1].ledger.faults = 2
+    stores.append(ResumableEventStore())
+    stores[1].ledger.faults = 2
     assert collector.value("mcp_resumable.storage.faults") == 10
+
+
+def test_count_that_falls_is_taken_for_one_that_began_anew(collector: Collector) -> None:
+    storage = MemoryStorage()
+    store = ResumableEventStore(storage)
+    totals: list[int] = []
+    for storage.evicted_events in (5, 2, 3):
+        totals.append(collector.value("mcp_resumable.evicted.events"))
+    assert totals == [5, 7, 8]
+    assert store.storage is storage
 
 
 # With no SDK, no OpenTelemetry, or one that is too old.
