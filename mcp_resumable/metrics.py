@@ -33,7 +33,6 @@ import inspect
 import time
 from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -218,4 +217,4 @@ def _attributes_of(refusal: ResumptionError | type[ResumptionError] | None) -> d
 @cache
 def shared_metrics() -> Metrics:
     """Return the instruments of the global meter provider, which every store of this process reports through."""
-    return Metrics(get_meter("mcp_resumable", version("mcp_resumable")))
+    return Metrics(get_meter("mcp_resumable"))
