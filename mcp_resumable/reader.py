@@ -69,6 +69,7 @@ class Reader:
         Raises:
             ResumptionError: When the claim is refused, before anything was sent.
         """
+        started = self.ledger.clock() if self.ledger.clock is not None else None
         cursor = EventCursor.parse(event_id)
         try:
             await self._visit(binding, event_id)
@@ -76,16 +77,16 @@ class Reader:
             if isinstance(decision, Resume):
                 await self._take_over(binding, decision.cursor, gate)
         except (StorageUnavailableError, SessionNotFoundError) as error:
-            self.ledger.refused(binding, error)
+            self.ledger.refused(binding, error, started)
             raise
         match decision:
             case Resume():
-                self.ledger.resumed()
+                self.ledger.resumed(decision, started)
                 await gate.accept(event_id)
                 await self._follow(binding, gate, decision.cursor, send)
             case Reset() | Invalid() | Gone():
                 refusal = decision.error
-                self.ledger.refused(binding, refusal)
+                self.ledger.refused(binding, refusal, started)
                 if cursor is None or snapshot is None or self._rejection == "status":
                     raise refusal
                 await self._refuse_in_stream(binding, gate, cursor, snapshot, refusal, send)
@@ -232,7 +233,7 @@ class Reader:
         if self._shared is not None:
             connection.rank = None
         # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
-        binding.take_over(cursor.stream, connection)
+        self.ledger.take_overs += binding.take_over(cursor.stream, connection)
         if self._shared is not None:
             try:
                 connection.ranked(await self._shared.take_over(known(binding.session_id), cursor.stream))

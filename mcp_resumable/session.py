@@ -235,12 +235,14 @@ class SessionBinding:
         if is_done and call.request_id is not None and self.calls.get(call.request_id) is call:
             del self.calls[call.request_id]
 
-    def take_over(self, stream: StreamId, connection: Connection) -> None:
-        """Make `connection` the one consumer of `stream`; an older one is closed."""
+    def take_over(self, stream: StreamId, connection: Connection) -> bool:
+        """Make `connection` the one consumer of `stream`; an older one is closed. Tell whether one was open."""
         older = self.consumers.get(stream)
         self.consumers[stream] = connection
-        if older is not None and older is not connection:
-            older.close()
+        if older is None or older is connection or older.is_closed:
+            return False
+        older.close()
+        return True
 
     def release(self, connection: Connection) -> None:
         """Forget a connection that is over."""

@@ -75,7 +75,7 @@ class ResumableEventStore(EventStore):
         self.replay_completed = replay_completed
         self.send_timeout = send_timeout
         self.max_tail_seconds = max_tail_seconds
-        self.ledger = Ledger()
+        self.ledger = Ledger(self.storage)
         self._writer = Writer(self.storage, self.ledger)
         self._reader = Reader(
             self.storage,
@@ -223,10 +223,12 @@ class ResumableEventStore(EventStore):
         return StoreStats(
             decisions=dict(ledger.decisions),
             appends=ledger.appends,
+            replayed_events=ledger.replayed_events,
             oversized=ledger.oversized,
             faults=ledger.faults,
             refused_requests=ledger.refused_requests,
             stalled_readers=ledger.stalled_readers,
+            take_overs=ledger.take_overs,
             evicted_events=self.storage.evicted_events,
             open_tails=ledger.open_tails,
             sessions=sum(binding.status != "ended" for binding in self._bindings.values()),

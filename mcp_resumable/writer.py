@@ -197,13 +197,14 @@ class Writer:
             self.ledger.too_large(binding, call.request_id, len(data))
         session_id, generation = binding.session_id, binding.generation
         stream, prefix, execution = call.stream, call.prefix, call.execution
+        started = self.ledger.clock() if self.ledger.clock is not None else None
         if session_id is not None and generation is not None and stream is not None and not call.lost:
             try:
                 seq = await self.storage.append(session_id, generation, stream, (event,), is_terminal=is_answer)
             except AppendRefusedError:
                 pass  # Moved while this was under way, or no longer ours: told apart under the lock.
             else:
-                self.ledger.stored(binding, event)
+                self.ledger.stored(binding, event, started)
                 return f"{prefix}{seq}"
         async with binding.lock:
             if call.execution != execution:
@@ -226,7 +227,7 @@ class Writer:
                         return ""
             call.lost = 0
             binding.unsettled.pop(call, None)
-            self.ledger.stored(binding, event)
+            self.ledger.stored(binding, event, started)
             return f"{call.prefix}{seq}"
 
     def _lose(self, binding: SessionBinding, call: Call, *, is_answer: bool) -> None:
