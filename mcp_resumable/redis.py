@@ -37,12 +37,16 @@ from typing import Any, Literal, cast
 
 import anyio
 import anyio.lowlevel
-from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, RedisError
+
+try:
+    from redis.asyncio import Redis, RedisCluster
+    from redis.asyncio.client import PubSub
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, RedisError
+except ImportError as exc:
+    raise ImportError("mcp_resumable.redis needs redis-py: pip install 'mcp_resumable[redis]'") from exc
 
 from mcp_resumable.cursor import STANDALONE, EventCursor, Generation, StreamId
 from mcp_resumable.decision import (
@@ -104,7 +108,7 @@ class RedisStorage(SharedStorage):
 
     def __init__(
         self,
-        url_or_client: str | Redis,
+        url_or_client: str | Redis | RedisCluster,
         *,
         retention: Retention | None = None,
         prefix: str = "mcp_resumable",
@@ -116,8 +120,8 @@ class RedisStorage(SharedStorage):
         """Use a server; nothing is sent before the first operation.
 
         Args:
-            url_or_client: `redis://`, `rediss://`, `unix://`, `valkey://` or `valkeys://`; or a client, which stays
-                the caller's to close. A client must not decode responses.
+            url_or_client: `redis://`, `rediss://`, `unix://`, `valkey://` or `valkeys://`; or a client (of a cluster
+                too), which stays the caller's to close. A client must not decode responses.
             retention: The limits that evict, over all workers; the same for each of them.
             prefix: Begins every key and channel; up to 64 characters of `[0-9A-Za-z_.:-]`. Storages with different
                 prefixes know nothing of each other.
@@ -390,7 +394,7 @@ class RedisStorage(SharedStorage):
         if self._failure is None:
             self._failure = exc
             logger.error("Redis has failed; events go out live, and resumes are answered 503: %s", _text(exc))
-        if isinstance(exc, ReadOnlyError):
+        if isinstance(exc, ReadOnlyError) and isinstance(self._client, Redis):
             # Demoted: the name of the server may mean another one by now.
             await self._client.connection_pool.disconnect()
 
@@ -651,7 +655,7 @@ class _Scripts:
         )
         self._sources: dict[tuple[str, bool], tuple[str, str]] = {}
 
-    async def run(self, client: Redis, name: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
+    async def run(self, client: Redis | RedisCluster, name: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
         """Run a script; the server is sent its text only where it does not know it."""
         source, digest = self._source(name)
         # The key only says which shard of a cluster is meant: all of them are there.
@@ -734,7 +738,7 @@ class _Lane:
                 self._schedule(asyncio.get_running_loop())
 
 
-def _client_of(url_or_client: str | Redis, timeout_seconds: float) -> Redis:
+def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float) -> Redis | RedisCluster:
     if isinstance(url_or_client, str):
         url = re.sub(r"^valkey(s?)://", r"redi\1s://", url_or_client)
         # An operation that is not answered is not sent again behind our back; reads are limited where they are awaited,
@@ -742,7 +746,8 @@ def _client_of(url_or_client: str | Redis, timeout_seconds: float) -> Redis:
         return Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=timeout_seconds, health_check_interval=10
         )
-    if url_or_client.connection_pool.connection_kwargs.get("decode_responses"):
+    has_options = url_or_client if isinstance(url_or_client, RedisCluster) else url_or_client.connection_pool
+    if has_options.connection_kwargs.get("decode_responses"):
         raise ValueError("the client must not decode responses: events are bytes (decode_responses=False)")
     return url_or_client
 
