@@ -33,7 +33,7 @@ def shards() -> Iterator[list[Server]]:
         for server in servers:
             with server.client() as client:
                 for _ in range(500):
-                    if b"cluster_state:ok" in client.execute_command("CLUSTER INFO"):
+                    if client.execute_command("CLUSTER INFO")["cluster_state"] == "ok":
                         break
                     time.sleep(0.02)
         yield servers
