@@ -38,6 +38,9 @@ SendEvent = Callable[[str, str | None], Awaitable[None]]
 # Events read at a time while replaying: bounds what a slow reader holds in memory beside the storage.
 _BATCH_EVENTS = 128
 
+# How long the end of a connection may wait for a storage.
+_LAST_NOTE_SECONDS = 1.0
+
 # How often a snapshot is read again because an append failed, or the generation moved, while it was read.
 _MAX_SNAPSHOT_ATTEMPTS = 3
 
@@ -103,6 +106,7 @@ class Reader:
         for _ in range(_MAX_SNAPSHOT_ATTEMPTS):
             try:
                 await self.writer.revive(binding)
+                await self._catch_up_with_visitors(binding)
             except Exception as exc:
                 self.ledger.fault(binding, exc)
                 raise StorageUnavailableError from exc
@@ -123,6 +127,13 @@ class Reader:
                     binding.carried_seq = seq
                 return replace(cursor, seq=seq)
         raise GenerationMismatchError
+
+    async def _catch_up_with_visitors(self, binding: SessionBinding) -> None:
+        """Learn what other workers have sent of this session's standalone stream."""
+        if self._shared is not None and binding.status == "live":
+            found = await self._shared.find_owner(known(binding.session_id))
+            if found is not None and found.generation == binding.generation:
+                binding.written(found.carried_seq)
 
     async def _refuse_in_stream(
         self,
@@ -187,6 +198,8 @@ class Reader:
                     await self._end_visit(binding, replace(cursor, seq=seq), send)
         finally:
             self.ledger.open_tails -= 1
+            with anyio.move_on_after(_LAST_NOTE_SECONDS, shield=True):
+                await self._note_carried(binding, cursor)
 
     async def _next_batch(self, binding: SessionBinding, after: EventCursor) -> Batch | None:
         """Wait for what follows `after`; None where it cannot be told, or the storage fails."""
@@ -198,6 +211,7 @@ class Reader:
                     return batch
                 if await self._is_orphaned(binding):
                     return None
+                await self._note_carried(binding, after)
                 await self.storage.wait(session_id, *place)
         except Exception as exc:
             self.ledger.fault(binding, exc)
@@ -258,6 +272,8 @@ class Reader:
         # A session that nobody has said to serve is being opened, or is not one of a store at all.
         if found is None or not found.worker or found.credential != digest_of(binding.credential):
             raise SessionNotFoundError(event_id)
+        if found.generation != binding.generation:
+            binding.carried_seq = binding.noted_seq = 0
         binding.owner, binding.generation, binding.is_orphaned = found.worker, found.generation, not found.is_alive
 
     async def _is_orphaned(self, binding: SessionBinding) -> bool:
@@ -268,6 +284,16 @@ class Reader:
             # Looked at again, in one step with keeping the owner from writing, should it live after all.
             binding.is_orphaned = await self._shared.abandon_session(known(binding.session_id))
         return binding.is_orphaned
+
+    async def _note_carried(self, binding: SessionBinding, cursor: EventCursor) -> None:
+        """Let the owner of a visited session know what was written of its standalone stream."""
+        seq = binding.carried_seq
+        if binding.status == "visiting" and cursor.stream == STANDALONE and seq > binding.noted_seq:
+            try:
+                await known(self._shared).note_carried(known(binding.session_id), cursor.generation, seq)
+                binding.noted_seq = seq
+            except Exception as exc:
+                self.ledger.fault(binding, exc)
 
     async def _end_visit(self, binding: SessionBinding, cursor: EventCursor, send: SendEvent) -> None:
         """End a tail that can go no further; a call that nobody will answer is answered here."""

@@ -161,6 +161,7 @@ class RedisStorage(SharedStorage):
         self._doorbell = _Doorbell(self._key_prefix)
         self._pubsub: PubSub | None = None
         self._failure: Exception | None = None
+        self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._token_prefix = secrets.token_bytes(6)
@@ -329,7 +330,7 @@ class RedisStorage(SharedStorage):
         answer = await self.call("find", _bytes(session_id))
         if not answer:
             return None
-        generation, worker, credential, is_alive, is_forked = answer
+        generation, worker, credential, is_alive, is_forked, carried_seq = answer
         self._owners[worker.decode()] = bool(is_alive)
         return Ownership(
             generation=cast(Generation, _generation(generation)),
@@ -337,7 +338,12 @@ class RedisStorage(SharedStorage):
             credential=credential.decode(),
             is_alive=bool(is_alive),
             is_forked=bool(is_forked),
+            carried_seq=carried_seq,
         )
+
+    async def note_carried(self, session_id: str, generation: Generation, seq: int) -> None:
+        """See `SharedStorage`."""
+        await self.call("carry", _bytes(session_id), str(generation), seq)
 
     def is_seen_alive(self, worker_id: str) -> bool:
         """See `SharedStorage`."""
@@ -388,6 +394,11 @@ class RedisStorage(SharedStorage):
                 "client may be resumed over the loss. Permit it (ACL: +info)"
             )
         self._scripts.is_server_known = True
+
+    @property
+    def charged_bytes(self) -> int | None:
+        """See `Storage`; as it was when this worker last renewed its lease, of all workers."""
+        return self._charged_bytes
 
     async def _note_failure(self, exc: Exception) -> None:
         """Let operations fail at once until the server answers again."""
@@ -445,7 +456,9 @@ class RedisStorage(SharedStorage):
         for session_id in kept:
             del self._owned[session_id]
             self._owned[session_id] = None
-        unknown = await self._run("keep", (self.worker_id, int(self.lease_seconds * 1000), *map(_bytes, kept)))
+        self._charged_bytes, *unknown = await self._run(
+            "keep", (self.worker_id, int(self.lease_seconds * 1000), *map(_bytes, kept))
+        )
         for session_id in unknown:
             self._owned.pop(_text_of(session_id), None)
 

@@ -32,6 +32,7 @@ class Ownership:
         credential: Digest of the credential that it was opened with; `""` without authentication.
         is_alive: Whether the worker's lease runs.
         is_forked: The generation was begun by the storage itself, because it may have lost some of the one before.
+        carried_seq: Highest seq of the standalone stream that another worker has sent to the client.
     """
 
     generation: Generation
@@ -39,6 +40,7 @@ class Ownership:
     credential: str
     is_alive: bool
     is_forked: bool
+    carried_seq: int
 
 
 class Worker(Protocol):
@@ -97,6 +99,13 @@ class SharedStorage(Storage):
 
         Returns:
             Whether it is given up, or over; False where the owner lives.
+        """
+
+    @abstractmethod
+    async def note_carried(self, session_id: str, generation: Generation, seq: int) -> None:
+        """Note what this worker, which does not serve the session, has sent of its standalone stream.
+
+        Where the client then opens that stream anew at the owner, it is not sent again.
         """
 
     @abstractmethod

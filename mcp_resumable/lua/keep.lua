@@ -1,9 +1,10 @@
 -- The pulse of a worker. ARGV: worker, milliseconds of its lease, sessions of it whose keys are to be kept.
--- Returns the number of evicted events, and those of the sessions that are unknown or over.
+-- Returns the number of evicted events, the bytes that all sessions are charged, and those of the sessions that are
+-- unknown or over.
 
 call('SET', P .. 'w:' .. ARGV[2], 1, 'PX', ARGV[3])
 sweep(64)
-local result = {0}
+local result = {0, 0}
 for at = 4, #ARGV do
   local sid = ARGV[at]
   local key = session_key(sid)
@@ -22,4 +23,5 @@ end
 keep_global_keys()
 save_streams()
 result[1] = evicted
+result[2] = tonumber(call('HGET', P .. 'totals', 'bytes') or 0)
 return result
