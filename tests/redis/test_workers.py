@@ -128,7 +128,7 @@ async def test_the_standalone_stream_is_resumed_on_another_worker_and_repeats_no
         # What was written is known to all before the next is waited for.
         with anyio.fail_after(5):
             carried = 0
-            while carried < 2:  # noqa: ASYNC110  # there is no event
+            while carried < 2:  # there is no event
                 await anyio.sleep(0.005)
                 found = await c.storages[0].find_owner(client.sid)
                 carried = found.carried_seq if found is not None else 0
