@@ -46,7 +46,7 @@ async def run(options: Options) -> AsyncIterator[Figure]:
     for retained in _RETAINED[: 2 if options.quick else None]:
         grown = {kind.name: partial(_beside_retained, kind, url, retained) for kind in _GROWN}
         # A fresh store for each sample, and 200,000 take a second or two to fill.
-        results = await interleave(grown, options.rounds(15 if retained <= 10_000 else 5), warm_up=False)
+        results = await interleave(grown, options.rounds(15 if retained <= 10_000 else 3), warm_up=False)
         for figure in _figures(f"one stream, {retained:,} retained", "µs per event", results):
             yield figure
 

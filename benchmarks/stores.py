@@ -33,6 +33,7 @@ __all__ = [
     "OURS",
     "STORES",
     "FastMCP4",
+    "MCPPersistBatching",
     "MCPPersistRedis",
     "OursEvicting",
     "SDKExample",
@@ -381,7 +382,7 @@ class OursRedis(_Ours, _OverValkey):
     """`RedisStorage`."""
 
     name = "mcp_resumable Redis"
-    appends_per_sample = 2_000
+    appends_per_sample = 500
 
     async def open(self) -> None:
         """See `Subject`."""
