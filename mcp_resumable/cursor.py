@@ -121,13 +121,12 @@ class EventCursor:
                 request_id = urlsafe_b64decode(encoded[1:] + "=" * (-(len(encoded) - 1) % 4)).decode()
             except ValueError:
                 return None
-        cursor = cls(
-            generation=Generation(int(match["counter"]), match["nonce"]),
-            stream=StreamId(ordinal, request_id),
-            seq=int(match["seq"]),
-        )
-        # Invariant: one spelling per cursor. base64 accepts stray trailing bits ("Nx" for "Nw"), so compare.
-        return cursor if str(cursor) == event_id else None
+        stream = StreamId(ordinal, request_id)
+        # Invariant: one spelling per cursor. base64 accepts stray trailing bits ("Nx" for "Nw"), so compare; of a
+        # number, the pattern lets but one spelling pass.
+        if encoded is not None and str(stream) != f"{ordinal}{encoded}":
+            return None
+        return cls(generation=Generation(int(match["counter"]), match["nonce"]), stream=stream, seq=int(match["seq"]))
 
     def __str__(self) -> str:
         """Return the event id, e.g. `2-k3v9q0m4x7ta:5.Nw:47`."""
