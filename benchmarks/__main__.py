@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -48,7 +49,7 @@ def main() -> int:
         asyncio.run(_run_part(arguments.part, Options(quick=arguments.quick, valkey_url=arguments.valkey)))
         return 0
     console = Console(stderr=True)
-    measured_on = environment()
+    measured_on = {**environment(), "quick": arguments.quick, "load_before": _load()}
     figures: list[Figure] = []
     is_complete = True
     with ExitStack() as resources:
@@ -66,11 +67,17 @@ def main() -> int:
                 is_complete = False
                 figures.append(Figure(part=part, what="the part itself", unit="", store="all", note=failure))
             console.print(f"{part}: {failure or 'done'} after {time.monotonic() - began:.0f} s", markup=False)
+    measured_on["load_after"] = _load()
     print_table(figures)
     if arguments.output:
         write_json(arguments.output / "results.json", measured_on, figures)
         write_chart(arguments.output / "results.svg", figures)
     return 0 if is_complete else 1
+
+
+def _load() -> float:
+    """Return the average load of the last minute: above the number of cores, others were measured too."""
+    return round(os.getloadavg()[0], 2)
 
 
 async def _run_part(part: str, options: Options) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from mcp_types import JSONRPCNotification
 
 from benchmarks.events import notification
-from benchmarks.measure import Figure, LoopLag, Options, Samples, interleave, summarize
+from benchmarks.measure import Figure, LoopLag, Options, Samples, growth, interleave, summarize
 from benchmarks.stores import BASELINE, OURS, STORES, OursEvicting, SDKExample, Stream, Subject
 
 __all__ = ["run"]
@@ -43,12 +43,16 @@ async def run(options: Options) -> AsyncIterator[Figure]:
     for figure in _figures(f"longest stall of the loop, {_SESSIONS} sessions at once", "ms", results, note):
         yield figure
 
+    by_retained: list[dict[str, Samples]] = []
     for retained in _RETAINED[: 2 if options.quick else None]:
         grown = {kind.name: partial(_beside_retained, kind, url, retained) for kind in _GROWN}
         # A fresh store for each sample, and 200,000 take a second or two to fill.
         results = await interleave(grown, options.rounds(15 if retained <= 10_000 else 3), warm_up=False)
+        by_retained.append(results)
         for figure in _figures(f"one stream, {retained:,} retained", "µs per event", results):
             yield figure
+    for figure in growth("append", f"{retained:,} retained against 100", by_retained[0], by_retained[-1]):
+        yield figure
 
 
 def _figures(what: str, unit: str, results: dict[str, Samples], note: str = "") -> Iterator[Figure]:

@@ -136,8 +136,8 @@ class Session:
         return exchange
 
 
-async def open_session(port: int) -> Session:
-    """Open a session."""
+async def open_session(port: int, *, is_told: bool = True) -> Session:
+    """Open a session; `is_told` is whether the server is told that it is open, as it should before a call."""
     session = Session(port)
     params = {"protocolVersion": _PROTOCOL_VERSION, "capabilities": {}, "clientInfo": {"name": "b", "version": "1"}}
     exchange = await session.post({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params})
@@ -146,6 +146,7 @@ async def open_session(port: int) -> Session:
         raise RuntimeError(f"initialize was answered with status {exchange.status}")
     await exchange.ended.wait()
     session.session_id = exchange.session_id
-    accepted = await session.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
-    await accepted.began.wait()
+    if is_told:
+        accepted = await session.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        await accepted.began.wait()
     return session

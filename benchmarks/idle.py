@@ -19,8 +19,8 @@ _SESSIONS = 10_000
 # File descriptors that a process needs beside those of its connections.
 _OTHER_FILES = 200
 _OPENED_AT_ONCE = 50
-# Two keep-alives of each connection, whatever their phase.
-_MEASURED_SECONDS = 30.0
+# One keep-alive of each connection, whatever its phase.
+_MEASURED_SECONDS = 15.0
 
 
 async def run(options: Options) -> AsyncIterator[Figure]:
@@ -66,7 +66,7 @@ async def _idle(name: str, options: Options, count: int) -> tuple[float, float]:
 
         async def open_tail() -> None:
             async with limit:
-                session = await open_session(server.port)
+                session = await open_session(server.port, is_told=False)
                 tail = await session.get()
                 await tail.began.wait()
                 if tail.status != 200:

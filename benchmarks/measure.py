@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import anyio
 
-__all__ = ["Figure", "LoopLag", "NotMeasuredError", "Options", "Samples", "interleave", "summarize"]
+__all__ = ["Figure", "LoopLag", "NotMeasuredError", "Options", "Samples", "growth", "interleave", "summarize"]
 
 # Longest that one sample of one store may take; a store that needs longer is reported as failed.
-_SAMPLE_SECONDS = 60.0
+_SAMPLE_SECONDS = 120.0
 
 _LAG_INTERVAL_SECONDS = 0.001
 _STALL_SECONDS = 0.1
@@ -128,6 +128,14 @@ def summarize(
             samples=result.values,
             note=note,
         )
+
+
+def growth(part: str, what: str, small: Mapping[str, Samples], large: Mapping[str, Samples]) -> Iterator[Figure]:
+    """Turn samples of two sizes into how much more the larger costs: the ratio of the medians."""
+    for store in small:
+        if store in large and small[store].values and large[store].values:
+            value = statistics.median(large[store].values) / statistics.median(small[store].values)
+            yield Figure(part=part, what=what, unit="x", store=store, value=value)
 
 
 class LoopLag:

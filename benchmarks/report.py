@@ -35,7 +35,6 @@ def environment() -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
-        "load_before": [round(load, 2) for load in os.getloadavg()],
         "packages": {name: _version(name) for name in _PACKAGES},
         "retained": {kind.name: kind.retained for kind in STORES},
     }
@@ -62,7 +61,7 @@ def print_table(figures: Sequence[Figure]) -> None:
         # Some parts measure all of one store before the next.
         of_part = [figure for figure in figures if figure.part == part]
         order = list(dict.fromkeys(figure.what for figure in of_part))
-        what = ""
+        what = note = ""
         for figure in sorted(of_part, key=lambda figure: order.index(figure.what)):
             if what and figure.what != what:
                 table.add_section()
@@ -72,9 +71,9 @@ def print_table(figures: Sequence[Figure]) -> None:
                 "-" if figure.value is None else _short(figure.value),
                 figure.unit,
                 "" if figure.ratio is None else f"{_short(figure.ratio)}x",
-                escape(figure.note),
+                escape(figure.note) if (figure.what, figure.note) != (what, note) else "",
             )
-            what = figure.what
+            what, note = figure.what, figure.note
         console.print(table)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from functools import partial
 
 from mcp.server.streamable_http import EventMessage
 
-from benchmarks.measure import Figure, NotMeasuredError, Options, interleave, summarize
+from benchmarks.measure import Figure, NotMeasuredError, Options, Samples, growth, interleave, summarize
 from benchmarks.stores import BASELINE, STORES, MCPPersistBatching, Stream, Subject
 
 __all__ = ["run"]
@@ -24,7 +24,7 @@ __all__ = ["run"]
 # Not the batching one: it flushes, and then it is its backend that replays.
 _RESUMED = [kind for kind in STORES if kind is not MCPPersistBatching]
 _RETAINED = (100, 10_000, 200_000)
-_MANY_MISSED = 1_000
+_MANY_MISSED, _RETAINED_OF_MANY = 1_000, 10_000
 # A sample is the median of as many resumes as fit in this time, one at least.
 _SAMPLE_SECONDS = 0.05
 _MAX_RESUMES_PER_SAMPLE = 500
@@ -33,22 +33,26 @@ _MAX_RESUMES_PER_SAMPLE = 500
 async def run(options: Options) -> AsyncIterator[Figure]:
     """Measure; the figures of one kind follow one another."""
     rounds = options.rounds(7)
+    by_retained: list[dict[str, Samples]] = []
     for retained in _RETAINED[: 2 if options.quick else None]:
         async with AsyncExitStack() as resources:
             opened = {kind.name: _Opened(kind, options.valkey_url, retained, resources) for kind in _RESUMED}
-            measures: dict[str, Callable[[], Awaitable[float]]] = {
-                name: partial(_resume, subject, 1) for name, subject in opened.items()
-            }
-            what = f"one missed event, {retained:,} retained"
-            for figure in summarize("resume", what, "µs", await interleave(measures, rounds), baseline=BASELINE):
+
+            async def measure(missed: int, opened: dict[str, _Opened] = opened) -> dict[str, Samples]:
+                return await interleave({name: partial(_resume, one, missed) for name, one in opened.items()}, rounds)
+
+            results = await measure(1)
+            by_retained.append(results)
+            for figure in summarize(
+                "resume", f"one missed event, {retained:,} retained", "µs", results, baseline=BASELINE
+            ):
                 yield figure
-            if retained == 10_000:
-                measures = {name: partial(_resume, subject, _MANY_MISSED) for name, subject in opened.items()}
+            if retained == _RETAINED_OF_MANY:
                 what = f"{_MANY_MISSED:,} missed events, {retained:,} retained"
-                for figure in summarize(
-                    "resume", what, "µs per event", await interleave(measures, rounds), baseline=BASELINE
-                ):
+                for figure in summarize("resume", what, "µs per event", await measure(_MANY_MISSED), baseline=BASELINE):
                     yield figure
+    for figure in growth("resume", f"{retained:,} retained against 100", by_retained[0], by_retained[-1]):
+        yield figure
 
 
 class _Opened:

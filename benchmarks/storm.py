@@ -13,12 +13,12 @@ import random
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
 from benchmarks.client import Exchange, Session, open_session
-from benchmarks.measure import Figure, NotMeasuredError, Options
+from benchmarks.measure import Figure, NotMeasuredError, Options, Samples, summarize
 from benchmarks.server import NO_STORE, RunningServer, Vitals, raise_file_limit, running_server
 from benchmarks.stores import OURS, FastMCP4, MCPPersistRedis, Subject
 
@@ -29,6 +29,8 @@ _STORMED: Sequence[type[Subject]] = (FastMCP4, MCPPersistRedis, *OURS)
 # The others once: sessions that never catch up take their time.
 _REPEATED = (NO_STORE, *(kind.name for kind in OURS))
 
+_NOTE = f"{NO_STORE}: the same load, not cut, since nothing could be resumed"
+
 _SESSIONS = 1_000
 _EVENTS_BEFORE, _EVENTS_AFTER = 5, 5
 _RECONNECT_WITHIN_SECONDS = 1.0
@@ -38,19 +40,26 @@ _OPENED_AT_ONCE = 20
 
 
 async def run(options: Options) -> AsyncIterator[Figure]:
-    """Measure; the figures of one store follow one another."""
-    for name in (NO_STORE, *(kind.name for kind in _STORMED)):
-        rounds = 1 if options.quick or name not in _REPEATED else 3
-        try:
-            async with running_server(name, options.valkey_url, measure_lag=True) as server:
-                outcomes = [await _storm(server, 100 if options.quick else _SESSIONS) for _ in range(rounds)]
-        except NotMeasuredError as exc:
-            yield _figure(name, "all have caught up", "s", [], f"skipped: {exc}")
-        except Exception as exc:
-            yield _figure(name, "all have caught up", "s", [], f"failed: {exc!a}"[:200])
-        else:
-            for figure in _figures(name, outcomes):
-                yield figure
+    """Measure; a server of its own for each storm."""
+    results = {name: _Results() for name in (NO_STORE, *(kind.name for kind in _STORMED))}
+    for number in range(options.rounds(3)):
+        for name, result in results.items():
+            if result.failure or (number and name not in _REPEATED):
+                continue
+            try:
+                async with running_server(name, options.valkey_url, measure_lag=True) as server:
+                    result.outcomes.append(await _storm(server, 100 if options.quick else _SESSIONS))
+            except NotMeasuredError as exc:
+                result.failure = f"skipped: {exc}"
+            except Exception as exc:
+                result.failure = f"failed: {exc!a}"[:200]
+    for what, unit, of in _MEASURED:
+        samples = {
+            name: Samples([of(outcome) for outcome in result.outcomes], result.failure)
+            for name, result in results.items()
+        }
+        for figure in summarize("storm", what, unit, samples, baseline=NO_STORE, note=_NOTE):
+            yield figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,35 +77,26 @@ class _Outcome:
     vitals: Vitals
 
 
-def _figures(name: str, outcomes: list[_Outcome]) -> list[Figure]:
-    note = "not cut: nothing could be resumed" if name == NO_STORE else ""
+@dataclass(slots=True)
+class _Results:
+    """The storms of one store, and what went wrong, if anything did."""
 
-    def each(of: Callable[[_Outcome], float]) -> list[float]:
-        return [of(outcome) for outcome in outcomes]
-
-    return [
-        _figure(name, "all have caught up", "s", each(lambda outcome: max(outcome.caught_up, default=0.0)), note),
-        _figure(name, "caught up, p99", "s", each(_p99), note),
-        _figure(name, "failures", "sessions", each(lambda outcome: outcome.failures), note),
-        _figure(name, "longest stall of the loop", "ms", each(lambda o: o.vitals.worst_stall_seconds * 1e3), note),
-        _figure(
-            *(name, "the same, not counting the garbage collector", "ms"),
-            *(each(lambda o: o.vitals.worst_stall_seconds_beside_gc * 1e3), note),
-        ),
-        _figure(
-            *(name, "stalls above 100 ms, not counting it", "stalls"),
-            *(each(lambda o: o.vitals.stalls_beside_gc), note),
-        ),
-    ]
-
-
-def _figure(name: str, what: str, unit: str, samples: list[float], note: str) -> Figure:
-    value = statistics.median(samples) if samples else None
-    return Figure(part="storm", what=what, unit=unit, store=name, value=value, samples=samples, note=note)
+    outcomes: list[_Outcome] = field(default_factory=list["_Outcome"])
+    failure: str = ""
 
 
 def _p99(outcome: _Outcome) -> float:
     return statistics.quantiles(outcome.caught_up, n=100)[98] if len(outcome.caught_up) > 1 else 0.0
+
+
+_MEASURED: Sequence[tuple[str, str, Callable[[_Outcome], float]]] = (
+    ("all that caught up", "s", lambda outcome: max(outcome.caught_up, default=0.0)),
+    ("p99 of those", "s", _p99),
+    ("failures", "sessions", lambda outcome: outcome.failures),
+    ("longest stall of the loop", "ms", lambda outcome: outcome.vitals.worst_stall_seconds * 1e3),
+    ("beside garbage collection", "ms", lambda outcome: outcome.vitals.worst_stall_seconds_beside_gc * 1e3),
+    ("stalls above 100 ms beside it", "stalls", lambda outcome: outcome.vitals.stalls_beside_gc),
+)
 
 
 async def _storm(server: RunningServer, count: int) -> _Outcome:
