@@ -134,19 +134,19 @@ class _ExampleEventStore(EventStore):
     def __init__(self, max_events_per_stream: int) -> None:
         self._max_events = max_events_per_stream
         self._streams: dict[str, deque[_Entry]] = {}
-        self._index: dict[str, _Entry] = {}
+        self._by_id: dict[str, _Entry] = {}
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
         entry = _Entry(str(uuid4()), stream_id, message)
         entries = self._streams.setdefault(stream_id, deque(maxlen=self._max_events))
         if len(entries) == self._max_events:
-            self._index.pop(entries[0].event_id, None)
+            self._by_id.pop(entries[0].event_id, None)
         entries.append(entry)
-        self._index[entry.event_id] = entry
+        self._by_id[entry.event_id] = entry
         return entry.event_id
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
-        last = self._index.get(last_event_id)
+        last = self._by_id.get(last_event_id)
         if last is None:
             return None
         is_after = False
