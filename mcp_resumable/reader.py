@@ -194,8 +194,12 @@ class Reader:
                         await send(event.decode(), f"{prefix}{seq}")
                     if batch.is_terminal:
                         return
-                if binding.status == "visiting" and not connection.is_closed:
+                if connection.is_closed:
+                    return
+                if binding.status == "visiting":
                     await self._end_visit(binding, replace(cursor, seq=seq), send)
+                elif self._shared is not None:
+                    await self.writer.catch_up(binding)
         finally:
             self.ledger.open_tails -= 1
             with anyio.move_on_after(_LAST_NOTE_SECONDS, shield=True):
@@ -277,9 +281,14 @@ class Reader:
         binding.owner, binding.generation, binding.is_orphaned = found.worker, found.generation, not found.is_alive
 
     async def _is_orphaned(self, binding: SessionBinding) -> bool:
-        """Tell whether the worker that serves a visited session is dead; its open calls are given up then."""
-        if binding.status != "visiting" or self._shared is None:
+        """Tell whether nobody will answer a session's open calls.
+
+        A visited session whose worker is dead is given up by this; one of this worker may have been by another.
+        """
+        if self._shared is None:
             return False
+        if binding.status != "visiting":
+            return binding.status == "evicted"
         if binding.is_orphaned or not self._shared.is_seen_alive(binding.owner):
             # Looked at again, in one step with keeping the owner from writing, should it live after all.
             binding.is_orphaned = await self._shared.abandon_session(known(binding.session_id))
