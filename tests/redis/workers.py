@@ -59,9 +59,15 @@ def at(client: RawClient, worker: RunningServer) -> RawClient:
 
 @asynccontextmanager
 async def crew(
-    redis: Server, size: int = 2, *, rejection: Any = "status", lease_seconds: float = 10.0, **options: Any
+    redis: Server,
+    size: int = 2,
+    *,
+    rejection: Any = "status",
+    lease_seconds: float = 10.0,
+    prefix: str | None = None,
+    **options: Any,
 ) -> AsyncIterator[Crew]:
-    prefix = f"crew-{next(_numbers)}"
+    prefix = prefix or f"crew-{next(_numbers)}"
     async with AsyncExitStack() as stack:
         with anyio.fail_after(TIMEOUT):
             workers, storages = [], []
