@@ -331,7 +331,7 @@ class RedisStorage(SharedStorage):
         answer = await self.call("find", _bytes(session_id))
         if not answer:
             return None
-        generation, worker, credential, is_alive, is_forked, carried_seq = answer
+        generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
         self._owners[worker.decode()] = bool(is_alive)
         return Ownership(
             generation=cast(Generation, _generation(generation)),
@@ -339,6 +339,7 @@ class RedisStorage(SharedStorage):
             credential=credential.decode(),
             is_alive=bool(is_alive),
             is_forked=bool(is_forked),
+            is_abandoned=bool(is_abandoned),
             carried_seq=carried_seq,
         )
 
@@ -460,8 +461,11 @@ class RedisStorage(SharedStorage):
         self._charged_bytes, *unknown = await self._run(
             "keep", (self.worker_id, int(self.lease_seconds * 1000), *map(_bytes, kept))
         )
-        for session_id in unknown:
-            self._owned.pop(_text_of(session_id), None)
+        for session_id in map(_text_of, unknown):
+            # Mostly known here already; a notice that was missed is made good.
+            self._owned.pop(session_id, None)
+            for worker in self._workers:
+                await worker.on_moved(session_id, is_ended=False)
 
     async def _give_lease_back(self) -> None:
         if self._owned and self._failure is None:

@@ -1,4 +1,4 @@
-"""A server in trouble: live delivery goes on, a resume is answered 503 or with the right reset, and it ends by itself."""
+"""A server in trouble: live delivery goes on, resumes are answered 503 or with the right reset, and it ends by itself."""
 
 from __future__ import annotations
 
@@ -121,34 +121,34 @@ async def test_a_server_that_freezes_costs_the_events_of_one_time_out(server: Se
             crew(server, timeout_seconds=1) as c,
             session(c.workers[0]) as client,
             at(client, c.workers[1]) as there,
+            session(c.workers[0]) as second,
         ):
-            async with session(c.workers[0]) as second:
-                response, ids = await held(client)
-                other, _ = await held(second, 8)
-                tail = await there.get((await held(client, 9))[1][3])
-                await tail.event()
-                holds = [await c.workers[0].hold(tag) for tag in "78"]
-                assert server.process is not None
-                server.process.send_signal(signal.SIGSTOP)
-                try:
-                    for number in range(4, 104):
-                        await live(response, holds[0], number)
-                        await live(other, holds[1], number)
-                    for place in (client, there):
-                        assert await refusal(await place.get(ids[3])) == (503, "storage_unavailable")
-                finally:
-                    server.process.send_signal(signal.SIGCONT)
-                # Nothing is sent any more: the owner tells the storage of the loss by itself.
-                served: list[Frame] = []
-                assert await verdict(there, ids[3], served=served) == (409, "replay_gap")
-                assert [frame.progress for frame in served] in ([], [4])
-                assert await verdict(client, ids[3]) == (409, "replay_gap")
-                frames = await live(response, holds[0], 104)
-                assert frames[0].id
-                resumed = await there.get(frames[0].id)
-                await resumed.event()
-                await holds[0].finish()
-                assert (await resumed.rest())[-1].answer_text == "done"
+            response, ids = await held(client)
+            other, _ = await held(second, 8)
+            tail = await there.get((await held(client, 9))[1][3])
+            await tail.event()
+            holds = [await c.workers[0].hold(tag) for tag in "78"]
+            assert server.process is not None
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                for number in range(4, 104):
+                    await live(response, holds[0], number)
+                    await live(other, holds[1], number)
+                for place in (client, there):
+                    assert await refusal(await place.get(ids[3])) == (503, "storage_unavailable")
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            # Nothing is sent any more: the owner tells the storage of the loss by itself.
+            served: list[Frame] = []
+            assert await verdict(there, ids[3], served=served) == (409, "replay_gap")
+            assert [frame.progress for frame in served] in ([], [4])
+            assert await verdict(client, ids[3]) == (409, "replay_gap")
+            frames = await live(response, holds[0], 104)
+            assert frames[0].id
+            resumed = await there.get(frames[0].id)
+            await resumed.event()
+            await holds[0].finish()
+            assert (await resumed.rest())[-1].answer_text == "done"
 
 
 def fill(server: Server) -> None:
