@@ -216,8 +216,9 @@ class RedisStorage(SharedStorage):
         token = self._token_prefix + self._token_number.to_bytes(6, "big")
         name = str(stream)
         places = [b"" if event is None else b"=" + event for event in events]
+        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + token + _bytes(session_id)
         seq = await self._appends.ask(
-            (_bytes(session_id), str(generation), name, token, int(is_terminal), len(places), *places),
+            (head, *places),
             sum(map(len, places)),
             stream=(session_id, name),
         )
