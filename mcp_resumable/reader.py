@@ -25,7 +25,7 @@ from mcp_resumable.errors import (
 )
 from mcp_resumable.ledger import Ledger
 from mcp_resumable.rejection import answer_text, marker_text
-from mcp_resumable.session import ResumeGate, SessionBinding
+from mcp_resumable.session import Connection, ResumeGate, SessionBinding
 from mcp_resumable.shared import digest_of
 from mcp_resumable.storage import Batch, Storage
 from mcp_resumable.writer import Writer, known
@@ -43,6 +43,54 @@ _LAST_NOTE_SECONDS = 1.0
 
 # How often a snapshot is read again because an append failed, or the generation moved, while it was read.
 _MAX_SNAPSHOT_ATTEMPTS = 3
+
+
+class _Tail:
+    """A connection, and how far it has come in its stream.
+
+    Attributes:
+        seq: Of the last event that was handed to the SDK.
+        prefix: The event ids of the stream without the seq.
+        is_complete: The answer was handed to the SDK.
+        batch: What was read last.
+    """
+
+    __slots__ = ("batch", "connection", "generation", "is_complete", "prefix", "send", "seq", "stream")
+
+    def __init__(self, cursor: EventCursor, connection: Connection, send: SendEvent) -> None:
+        self.generation = cursor.generation
+        self.stream = cursor.stream
+        self.seq = cursor.seq
+        self.prefix = f"{cursor.generation}:{cursor.stream}:"
+        self.connection = connection
+        self.send = send
+        self.is_complete = False
+        self.batch: Batch | None = None
+
+
+class _Announcement:
+    """A new consumer, of which other workers are being told."""
+
+    __slots__ = ("_connection", "_exc", "_is_over")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._exc: Exception | None = None
+        self._is_over = anyio.Event()
+
+    def on_ranked(self, rank: int) -> None:
+        self._connection.ranked(rank)
+        self._is_over.set()
+
+    def on_failed(self, exc: Exception) -> None:
+        self._exc = exc
+        self._is_over.set()
+
+    async def until_made(self) -> None:
+        """Wait until they are told; raise why they cannot be."""
+        await self._is_over.wait()
+        if self._exc is not None:
+            raise self._exc
 
 
 class Reader:
@@ -77,8 +125,7 @@ class Reader:
         try:
             await self._visit(binding, event_id)
             decision, snapshot = await self._decide(binding, event_id, cursor)
-            if isinstance(decision, Resume):
-                await self._take_over(binding, decision.cursor, gate)
+            tail = await self._begin(binding, decision.cursor, gate, send) if isinstance(decision, Resume) else None
         except (StorageUnavailableError, SessionNotFoundError) as error:
             self.ledger.refused(binding, error, started)
             raise
@@ -86,7 +133,7 @@ class Reader:
             case Resume():
                 self.ledger.resumed(decision, started)
                 await gate.accept(event_id)
-                await self._follow(binding, gate, decision.cursor, send)
+                await self._follow(binding, known(tail))
             case Reset() | Invalid() | Gone():
                 refusal = decision.error
                 self.ledger.refused(binding, refusal, started)
@@ -97,9 +144,9 @@ class Reader:
     async def serve_plain(self, binding: SessionBinding, gate: ResumeGate, send: SendEvent) -> None:
         """Serve a GET without a cursor: after the last event of the standalone stream that was ever written."""
         cursor = await self._standalone_place(binding)
-        await self._take_over(binding, cursor, gate)
+        tail = await self._begin(binding, cursor, gate, send)
         await gate.accept(str(cursor))
-        await self._follow(binding, gate, cursor, send)
+        await self._follow(binding, tail)
 
     async def _standalone_place(self, binding: SessionBinding) -> EventCursor:
         """Return the cursor after the last written event of the standalone stream, past what can no longer be sent."""
@@ -158,10 +205,10 @@ class Reader:
                 await send(answer_text(cursor.stream.request_id, error), None)
                 return
             fresh = current
-        await self._take_over(binding, fresh, gate)
+        tail = await self._begin(binding, fresh, gate, send)
         await gate.accept(str(fresh))
         await send(marker_text(error), str(fresh))
-        await self._follow(binding, gate, fresh, send)
+        await self._follow(binding, tail)
 
     async def _current_execution(
         self, binding: SessionBinding, cursor: EventCursor, snapshot: Snapshot, error: ResumptionError
@@ -174,48 +221,88 @@ class Reader:
         decision, _ = await self._decide(binding, str(start), start)
         return start if isinstance(decision, Resume) else None
 
-    async def _follow(self, binding: SessionBinding, gate: ResumeGate, cursor: EventCursor, send: SendEvent) -> None:
-        """Send what follows `cursor`, each event once and in order, until the answer or until it would skip one."""
-        stream, seq, connection = cursor.stream, cursor.seq, gate.connection
-        prefix = f"{cursor.generation}:{stream}:"
-        if stream == STANDALONE:
-            connection.on_written = binding.written
-        self.ledger.open_tails += 1
-        try:
-            with anyio.move_on_after(self._max_tail_seconds):
-                while (batch := await self._next_batch(binding, replace(cursor, seq=seq))) is not None:
-                    for event in batch.events:
-                        # Invariant: seq + 1 is the place of `event`. A hole ends the connection; it is never skipped.
-                        if event is None or connection.is_closed:
-                            return
-                        seq += 1
-                        if connection.on_written is not None:
-                            connection.in_transit.append(seq)
-                        await send(event.decode(), f"{prefix}{seq}")
-                    if batch.is_terminal:
-                        return
-                if binding.status == "visiting" and not connection.is_closed:
-                    await self._end_visit(binding, replace(cursor, seq=seq), send)
-        finally:
-            self.ledger.open_tails -= 1
-            with anyio.move_on_after(_LAST_NOTE_SECONDS, shield=True):
-                await self._note_carried(binding, cursor)
+    async def _begin(self, binding: SessionBinding, cursor: EventCursor, gate: ResumeGate, send: SendEvent) -> _Tail:
+        """Make a connection the one consumer of a stream, and read what it is to send first.
 
-    async def _next_batch(self, binding: SessionBinding, after: EventCursor) -> Batch | None:
-        """Wait for what follows `after`; None where it cannot be told, or the storage fails."""
-        session_id, place = known(binding.session_id), (after.generation, after.stream, after.seq)
+        Raises:
+            StorageUnavailableError: When that cannot be read, or other workers cannot be told of the consumer.
+        """
+        tail = _Tail(cursor, gate.connection, send)
+        if cursor.stream == STANDALONE:
+            tail.connection.on_written = binding.written
+        # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
+        self.ledger.take_overs += binding.take_over(cursor.stream, tail.connection)
+        announcement = None
+        if self._shared is not None:
+            tail.connection.rank = None
+            announcement = _Announcement(tail.connection)
+            self._shared.take_over(
+                known(binding.session_id), cursor.stream, announcement.on_ranked, announcement.on_failed
+            )
         try:
-            while True:
-                batch = await self.storage.read(session_id, *place, _BATCH_EVENTS)
-                if batch is None or batch.events or batch.is_terminal:
-                    return batch
-                if await self._is_orphaned(binding):
-                    return None
-                await self._note_carried(binding, after)
-                await self.storage.wait(session_id, *place)
+            tail.batch = await self._read(binding, tail)
+            if announcement is not None:
+                await announcement.until_made()
         except Exception as exc:
             self.ledger.fault(binding, exc)
-            return None
+            raise StorageUnavailableError(str(cursor)) from exc
+        return tail
+
+    async def _read(self, binding: SessionBinding, tail: _Tail) -> Batch | None:
+        session_id = known(binding.session_id)
+        return await self.storage.read(session_id, tail.generation, tail.stream, tail.seq, _BATCH_EVENTS)
+
+    async def _follow(self, binding: SessionBinding, tail: _Tail) -> None:
+        """Send what follows, each event once and in order, until the answer or until it would skip one."""
+        self.ledger.open_tails += 1
+        try:
+            # The first batch without a timer, which costs more than the replay of an event: most resumes end with it.
+            is_open = await self._send(tail)
+            if is_open:
+                with anyio.move_on_after(self._max_tail_seconds):
+                    while is_open:
+                        is_open = await self._wait(binding, tail) and await self._send(tail)
+            if not is_open and not tail.is_complete and not tail.connection.is_closed:
+                if binding.status == "visiting":
+                    await self._end_visit(binding, tail)
+                elif self._shared is not None:
+                    await self.writer.catch_up(binding)
+        finally:
+            self.ledger.open_tails -= 1
+            if binding.status == "visiting":
+                with anyio.move_on_after(_LAST_NOTE_SECONDS, shield=True):
+                    await self._note_carried(binding, tail)
+
+    async def _wait(self, binding: SessionBinding, tail: _Tail) -> bool:
+        """Wait for the next batch; False where nothing will come, or the storage fails."""
+        try:
+            while True:
+                tail.batch = batch = await self._read(binding, tail)
+                if batch is None or batch.events or batch.is_terminal:
+                    return batch is not None
+                if await self._is_orphaned(binding):
+                    return False
+                await self._note_carried(binding, tail)
+                await self.storage.wait(known(binding.session_id), tail.generation, tail.stream, tail.seq)
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
+            return False
+
+    async def _send(self, tail: _Tail) -> bool:
+        """Send the batch that was read; False where nothing more can be sent."""
+        batch, prefix, connection, send, seq = tail.batch, tail.prefix, tail.connection, tail.send, tail.seq
+        if batch is None:
+            return False
+        for event in batch.events:
+            # Invariant: seq + 1 is the place of `event`. A hole ends the connection; it is never skipped.
+            if event is None or connection.is_closed:
+                return False
+            tail.seq = seq = seq + 1
+            if connection.on_written is not None:
+                connection.in_transit.append(seq)
+            await send(event.decode(), f"{prefix}{seq}")
+        tail.is_complete = batch.is_terminal
+        return not batch.is_terminal
 
     async def _decide(
         self, binding: SessionBinding, event_id: str, cursor: EventCursor | None
@@ -236,24 +323,6 @@ class Reader:
         except Exception as exc:
             self.ledger.fault(binding, exc)
             raise StorageUnavailableError(event_id) from exc
-
-    async def _take_over(self, binding: SessionBinding, cursor: EventCursor, gate: ResumeGate) -> None:
-        """Make a connection the one consumer of a stream, in this process and all others.
-
-        Raises:
-            StorageUnavailableError: When the others cannot be told.
-        """
-        connection = gate.connection
-        if self._shared is not None:
-            connection.rank = None
-        # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
-        self.ledger.take_overs += binding.take_over(cursor.stream, connection)
-        if self._shared is not None:
-            try:
-                connection.ranked(await self._shared.take_over(known(binding.session_id), cursor.stream))
-            except Exception as exc:
-                self.ledger.fault(binding, exc)
-                raise StorageUnavailableError(str(cursor)) from exc
 
     async def _visit(self, binding: SessionBinding, event_id: str) -> None:
         """Find out whose session is visited.
@@ -277,31 +346,36 @@ class Reader:
         binding.owner, binding.generation, binding.is_orphaned = found.worker, found.generation, not found.is_alive
 
     async def _is_orphaned(self, binding: SessionBinding) -> bool:
-        """Tell whether the worker that serves a visited session is dead; its open calls are given up then."""
-        if binding.status != "visiting" or self._shared is None:
+        """Tell whether nobody will answer a session's open calls.
+
+        A visited session whose worker is dead is given up by this; one of this worker may have been by another.
+        """
+        if self._shared is None:
             return False
+        if binding.status != "visiting":
+            return binding.status == "evicted"
         if binding.is_orphaned or not self._shared.is_seen_alive(binding.owner):
             # Looked at again, in one step with keeping the owner from writing, should it live after all.
             binding.is_orphaned = await self._shared.abandon_session(known(binding.session_id))
         return binding.is_orphaned
 
-    async def _note_carried(self, binding: SessionBinding, cursor: EventCursor) -> None:
+    async def _note_carried(self, binding: SessionBinding, tail: _Tail) -> None:
         """Let the owner of a visited session know what was written of its standalone stream."""
         seq = binding.carried_seq
-        if binding.status == "visiting" and cursor.stream == STANDALONE and seq > binding.noted_seq:
+        if binding.status == "visiting" and tail.stream == STANDALONE and seq > binding.noted_seq:
             try:
-                await known(self._shared).note_carried(known(binding.session_id), cursor.generation, seq)
+                await known(self._shared).note_carried(known(binding.session_id), tail.generation, seq)
                 binding.noted_seq = seq
             except Exception as exc:
                 self.ledger.fault(binding, exc)
 
-    async def _end_visit(self, binding: SessionBinding, cursor: EventCursor, send: SendEvent) -> None:
+    async def _end_visit(self, binding: SessionBinding, tail: _Tail) -> None:
         """End a tail that can go no further; a call that nobody will answer is answered here."""
-        request_id = cursor.stream.request_id
+        request_id = tail.stream.request_id
         if self._rejection == "stream" and request_id is not None and binding.is_orphaned:
-            error = SessionNotFoundError(str(cursor))
+            error = SessionNotFoundError(f"{tail.prefix}{tail.seq}")
             self.ledger.refused(binding, error)
-            await send(answer_text(request_id, error), None)
+            await tail.send(answer_text(request_id, error), None)
 
     async def _snapshot(self, binding: SessionBinding, event_id: str, cursor: EventCursor | None) -> Snapshot | None:
         if binding.session_id is None or binding.status == "ended":

@@ -6,7 +6,7 @@ several shards.
 
 Appends, reads and snapshots that are asked for at the same time travel together, in one call. An append carries a
 token: one that was stored while its acknowledgement was lost is recognized when it is sent again, so each event is
-stored once.
+stored once; one that arrives after it was given up is refused. A claim is known by its nonce in the same way.
 
 Nobody polls. One connection listens for all readers of this process (a doorbell: what it says is only that it is worth
 while to read), one task looks after the lease, after readers whose doorbell was missed, and after the server: once that
@@ -28,7 +28,7 @@ import math
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -163,8 +163,9 @@ class RedisStorage(SharedStorage):
         self._failure: Exception | None = None
         self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._announcements: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        self._token_prefix = secrets.token_bytes(6)
+        self._token_prefix = secrets.token_bytes(8)
         self._token_number = 0
 
     def serve(self, worker: Worker) -> None:
@@ -174,7 +175,7 @@ class RedisStorage(SharedStorage):
     async def aclose(self) -> None:
         """Give the lease back and stop; a client that was handed in stays open. Idempotent."""
         self._is_closed = True
-        tasks, self._tasks = self._tasks, []
+        tasks, self._tasks = [*self._tasks, *self._announcements], []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -213,12 +214,14 @@ class RedisStorage(SharedStorage):
         is_terminal: bool,
     ) -> int:
         self._token_number += 1
-        token = self._token_prefix + self._token_number.to_bytes(8, "big")
+        token = self._token_prefix + self._token_number.to_bytes(6, "big")
         name = str(stream)
         places = [b"" if event is None else b"=" + event for event in events]
+        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + token + _bytes(session_id)
         seq = await self._appends.ask(
-            (_bytes(session_id), str(generation), name, token, int(is_terminal), len(places), *places),
+            (head, *places),
             sum(map(len, places)),
+            stream=(session_id, name),
         )
         if not isinstance(seq, int):
             raise AppendRefusedError(_generation(seq))
@@ -330,7 +333,7 @@ class RedisStorage(SharedStorage):
         answer = await self.call("find", _bytes(session_id))
         if not answer:
             return None
-        generation, worker, credential, is_alive, is_forked, carried_seq = answer
+        generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
         self._owners[worker.decode()] = bool(is_alive)
         return Ownership(
             generation=cast(Generation, _generation(generation)),
@@ -338,6 +341,7 @@ class RedisStorage(SharedStorage):
             credential=credential.decode(),
             is_alive=bool(is_alive),
             is_forked=bool(is_forked),
+            is_abandoned=bool(is_abandoned),
             carried_seq=carried_seq,
         )
 
@@ -353,9 +357,26 @@ class RedisStorage(SharedStorage):
         """See `SharedStorage`."""
         return bool((await self.call("abandon", _bytes(session_id)))[0])
 
-    async def take_over(self, session_id: str, stream: StreamId) -> int:
+    def take_over(
+        self,
+        session_id: str,
+        stream: StreamId,
+        on_ranked: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
         """See `SharedStorage`."""
-        return int((await self.call("take_over", _bytes(session_id), str(stream)))[0])
+
+        async def announce() -> None:
+            try:
+                number = (await self.call("take_over", _bytes(session_id), str(stream)))[0]
+            except Exception as exc:
+                on_failed(exc)
+            else:
+                on_ranked(number)
+
+        task = _in_a_context_of_its_own(announce())
+        self._announcements.add(task)
+        task.add_done_callback(self._announcements.discard)
 
     # Calls.
 
@@ -379,7 +400,7 @@ class RedisStorage(SharedStorage):
                 answer = await self._scripts.run(self._client, script, (offset, *arguments))
             except RedisConnectionError:
                 # A connection that the server has closed meanwhile. Each script may be run twice: an append knows its
-                # token, and a second claim, or stream, only takes the next number.
+                # token and a claim its nonce, and a second stream only takes the next number.
                 answer = await self._scripts.run(self._client, script, (offset, *arguments))
         self.evicted_events += answer[0]
         return answer[1:]
@@ -415,9 +436,7 @@ class RedisStorage(SharedStorage):
         if self._is_closed:
             raise RuntimeError("this RedisStorage is closed")
         if not self._tasks:
-            # In a context of their own, so that they do not keep the session alive whose request comes first.
-            for run in (self._pulse(), self._listen()):
-                self._tasks.append(Context().run(asyncio.get_running_loop().create_task, run))
+            self._tasks = [_in_a_context_of_its_own(self._pulse()), _in_a_context_of_its_own(self._listen())]
 
     async def _pulse(self) -> None:
         """Look after the lease, readers, owners, and a server that has failed."""
@@ -459,8 +478,11 @@ class RedisStorage(SharedStorage):
         self._charged_bytes, *unknown = await self._run(
             "keep", (self.worker_id, int(self.lease_seconds * 1000), *map(_bytes, kept))
         )
-        for session_id in unknown:
-            self._owned.pop(_text_of(session_id), None)
+        for session_id in map(_text_of, unknown):
+            # Mostly known here already; a notice that was missed is made good.
+            self._owned.pop(session_id, None)
+            for worker in self._workers:
+                await worker.on_moved(session_id, is_ended=False)
 
     async def _give_lease_back(self) -> None:
         if self._owned and self._failure is None:
@@ -692,23 +714,30 @@ class _Scripts:
 class _Item:
     arguments: Sequence[bytes | str | int]
     size: int
+    stream: tuple[str, str] | None
     answer: asyncio.Future[Any]
 
 
 class _Lane:
-    """Operations of one kind; those that are asked for while a call is under way travel together in the next."""
+    """Operations of one kind; those that are asked for while a call is under way travel together in the next.
+
+    Those that write to one stream travel one after another: each is known by the token that the stream had last.
+    """
 
     def __init__(self, storage: RedisStorage, script: str) -> None:
         self._storage = storage
         self._script = script
         self._waiting: deque[_Item] = deque()
         self._under_way: set[asyncio.Task[None]] = set()
+        self._written: set[tuple[str, str] | None] = set()
         self._is_scheduled = False
 
-    async def ask(self, arguments: Sequence[bytes | str | int], size: int) -> Any:
-        """Return the answer for one operation; `size` is that of its events in bytes."""
+    async def ask(
+        self, arguments: Sequence[bytes | str | int], size: int, *, stream: tuple[str, str] | None = None
+    ) -> Any:
+        """Return the answer for one operation; `size` is that of its events in bytes, `stream` the one it writes to."""
         loop = asyncio.get_running_loop()
-        item = _Item(arguments, size, loop.create_future())
+        item = _Item(arguments, size, stream, loop.create_future())
         self._waiting.append(item)
         self._schedule(loop)
         return await item.answer
@@ -717,20 +746,28 @@ class _Lane:
         if not self._is_scheduled and len(self._under_way) < _MAX_CALLS_UNDER_WAY:
             self._is_scheduled = True
             # Not at once: the other tasks of this turn of the loop may ask for something too.
-            loop.call_soon(self._send, loop)
+            loop.call_soon(self._send)
 
-    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _send(self) -> None:
         self._is_scheduled = False
         items: list[_Item] = []
+        kept_back: list[_Item] = []
         size = 0
         while self._waiting and len(items) < _MAX_CALL_ITEMS and size < _MAX_CALL_BYTES:
             item = self._waiting.popleft()
-            if not item.answer.done():  # Given up before it was sent.
-                items.append(item)
-                size += item.size
+            if item.answer.done():
+                continue  # Given up before it was sent.
+            if item.stream in self._written:
+                kept_back.append(item)
+                continue
+            if item.stream is not None:
+                self._written.add(item.stream)
+            items.append(item)
+            size += item.size
+        self._waiting.extendleft(reversed(kept_back))
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
-            task = Context().run(loop.create_task, self._deliver(items))
+            task = _in_a_context_of_its_own(self._deliver(items))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
@@ -746,6 +783,7 @@ class _Lane:
                 if not item.answer.done():
                     item.answer.set_result(answer)
         finally:
+            self._written.difference_update(item.stream for item in items)
             self._under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
             if self._waiting:
                 self._schedule(asyncio.get_running_loop())
@@ -763,6 +801,11 @@ def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float
     if has_options.connection_kwargs.get("decode_responses"):
         raise ValueError("the client must not decode responses: events are bytes (decode_responses=False)")
     return url_or_client
+
+
+def _in_a_context_of_its_own(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run a task that does not keep alive the session whose request happened to start it."""
+    return Context().run(asyncio.get_running_loop().create_task, coroutine)
 
 
 def _milliseconds(seconds: float) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +33,7 @@ class Ownership:
         credential: Digest of the credential that it was opened with; `""` without authentication.
         is_alive: Whether the worker's lease runs.
         is_forked: The generation was begun by the storage itself, because it may have lost some of the one before.
+        is_abandoned: The session is given up; see `abandon_session`.
         carried_seq: Highest seq of the standalone stream that another worker has sent to the client.
     """
 
@@ -40,6 +42,7 @@ class Ownership:
     credential: str
     is_alive: bool
     is_forked: bool
+    is_abandoned: bool
     carried_seq: int
 
 
@@ -50,7 +53,7 @@ class Worker(Protocol):
         """The storage answers again after it failed."""
 
     async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
-        """Another worker has moved, or ended, a session that this one owns."""
+        """Another worker has moved, given up or ended a session that this one owns."""
 
     def on_taken_over(self, session_id: str, stream: str, number: int) -> None:
         """A stream's newest consumer has this number; every one with a lower number is to be closed."""
@@ -109,8 +112,21 @@ class SharedStorage(Storage):
         """
 
     @abstractmethod
-    async def take_over(self, session_id: str, stream: StreamId) -> int:
-        """Number a stream's newest consumer, higher than all before, and tell every worker (`on_taken_over`)."""
+    def take_over(
+        self,
+        session_id: str,
+        stream: StreamId,
+        on_ranked: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """Number a stream's newest consumer, and tell every worker (`on_taken_over`). Returns at once.
+
+        Args:
+            session_id: What `Mcp-Session-Id` names.
+            stream: As the cursor has it.
+            on_ranked: Called with the number, which is higher than all before.
+            on_failed: Called where the others could not be told.
+        """
 
 
 def digest_of(credential: object) -> str:
