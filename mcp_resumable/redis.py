@@ -81,7 +81,7 @@ _MAX_REMEMBERED_GENERATIONS = 1_000
 _MAX_CALL_ITEMS = 128
 _MAX_CALL_BYTES = 1024 * 1024
 # One call under way while the next is filled; a third only delays both (measured with 16 sessions).
-_MAX_CALLS_UNDER_WAY = 2
+_MAX_CALLS_UNDER_WAY = 1
 
 # The bytes of a place before its event: its number, and "=".
 _PLACE_OVERHEAD = 7
