@@ -22,6 +22,7 @@ owner is dead is dropped when it is idle, also where a request is unanswered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
@@ -87,6 +88,8 @@ _MAX_CALLS_UNDER_WAY = 2
 _PLACE_OVERHEAD = 7
 
 _PULSE_SECONDS = 0.5
+# How long the end of a process may wait for the server.
+_RETIRE_SECONDS = 1.0
 # How long the doorbell is quiet before channels that nobody waits for are given up.
 _LISTEN_SECONDS = 5.0
 # A reader whose doorbell was missed reads again within this time.
@@ -328,6 +331,15 @@ class RedisStorage(SharedStorage):
             self._owned[session_id] = None
         return bool(is_current[0])
 
+    async def retire(self) -> None:
+        """See `SharedStorage`."""
+        is_leased = bool(self._owned)
+        self._owned.clear()
+        if is_leased and self._failure is None:
+            # Where it fails, the lease runs out by itself.
+            with anyio.move_on_after(_RETIRE_SECONDS, shield=True), contextlib.suppress(RedisError, OSError):
+                await self._client.delete(self._lease)
+
     async def find_owner(self, session_id: str) -> Ownership | None:
         """See `SharedStorage`."""
         answer = await self.call("find", _bytes(session_id))
@@ -464,8 +476,7 @@ class RedisStorage(SharedStorage):
                     for worker in self._workers:
                         await worker.on_recovered()
         finally:
-            with anyio.move_on_after(1, shield=True):
-                await self._give_lease_back()
+            await self.retire()
 
     async def _renew_lease(self) -> None:
         """Say that this worker lives, and keep its sessions' keys from expiring."""
@@ -483,13 +494,6 @@ class RedisStorage(SharedStorage):
             self._owned.pop(session_id, None)
             for worker in self._workers:
                 await worker.on_moved(session_id, is_ended=False)
-
-    async def _give_lease_back(self) -> None:
-        if self._owned and self._failure is None:
-            try:
-                await self._client.delete(self._lease)
-            except (RedisError, OSError):
-                return  # It runs out by itself.
 
     async def _look_at_owners(self) -> None:
         watched = list(self._owners)

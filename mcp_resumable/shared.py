@@ -83,6 +83,10 @@ class SharedStorage(Storage):
         """
 
     @abstractmethod
+    async def retire(self) -> None:
+        """Say that this worker serves no session any more, unless it is said to serve one again; never raises."""
+
+    @abstractmethod
     async def find_owner(self, session_id: str) -> Ownership | None:
         """Return who serves a session; None where it is unknown or over."""
 
