@@ -441,3 +441,29 @@ async def test_a_worker_that_is_told_to_stop_ends_all_tails_and_gives_its_lease_
                 assert await standalone.rest() == []
         for worker in processes.workers:
             check_printed(worker)
+
+
+async def test_an_event_of_one_worker_reaches_a_client_of_another_while_it_waits(
+    redis_server: Server, tmp_path: Path
+) -> None:
+    """How long that takes is printed, not asserted; design: half of them within 3 ms."""
+    events = 1_000 if IS_FULL else 200
+    async with worker_processes(redis_server, tmp_path, 2) as processes, AsyncExitStack() as stack:
+        owner, other = processes.workers
+        with anyio.fail_after(PATIENCE_SECONDS):
+            client = await stack.enter_async_context(session(owner))
+            there = await stack.enter_async_context(at(client, other))
+            call = await client.call("stamp", 7, n=events, delay=0.005)
+            cursor = (await call.event()).id
+            tail = await there.get(cursor)
+            assert (await tail.event()).id == cursor
+            milliseconds: list[float] = []
+            for number in range(1, events + 1):
+                frame = await tail.event()
+                milliseconds.append(1000 * (time.monotonic() - float(frame.message["params"]["message"])))
+                assert frame.progress == number
+            assert (await tail.event()).answer_text == "stamped"
+    # Not those that were there before the client was.
+    waited = sorted(milliseconds[10:])
+    p50, p99 = waited[len(waited) // 2], waited[len(waited) * 99 // 100]
+    say(f"from worker to worker, {len(waited)} events: p50 {p50:.2f} ms, p99 {p99:.2f} ms, most {waited[-1]:.2f} ms")
