@@ -323,10 +323,8 @@ class RedisStorage(SharedStorage):
 
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:
         """See `SharedStorage`."""
-        self._start()
-        if not self._owned:
-            await self._renew_lease()
-        is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, credential)
+        lease = int(self.lease_seconds * 1000)
+        is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, lease, credential)
         if is_current[0]:
             self._owned[session_id] = None
         return bool(is_current[0])
