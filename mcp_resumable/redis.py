@@ -263,9 +263,14 @@ class RedisStorage(SharedStorage):
         answer = await self._reads.ask((_bytes(session_id), str(generation), name, after_seq, limit), 0)
         if not answer:
             return None
-        is_terminal, places = cast("tuple[int, list[bytes]]", answer)
-        if channel is not None and not places:
-            channel.read_dry[name] = (after_seq, changes)
+        is_terminal, places, number = cast("tuple[int, list[bytes], int]", answer)
+        if channel is not None:
+            if not places:
+                channel.read_dry[name] = (after_seq, changes)
+            if number > channel.consumers.get(name, 0):
+                # Told by the doorbell too, but not to who did not listen yet.
+                channel.consumers[name] = number
+                self._tell_taken_over(session_id, name, number)
         events = [place[_PLACE_OVERHEAD:] if len(place) >= _PLACE_OVERHEAD else None for place in places]
         return Batch(events, bool(is_terminal))
 
@@ -298,6 +303,7 @@ class RedisStorage(SharedStorage):
             if not any(other.name == name for other in channel.waiters):
                 channel.marks.pop(name, None)
                 channel.read_dry.pop(name, None)
+                channel.consumers.pop(name, None)
 
     async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
         ended = await self.call("end_session", _bytes(session_id), str(generation or ""))
@@ -556,7 +562,7 @@ class RedisStorage(SharedStorage):
                 channel.ring()
             elif data.startswith(b"+ "):
                 _, number, stream = data.split(b" ")
-                self._tell_taken_over(session_id, stream, number)
+                self._tell_taken_over(session_id, stream.decode(), int(number))
             else:
                 stream, _, seq = data.partition(b" ")
                 self._doorbell.ring(session_id, stream.decode(), int(seq))
@@ -565,14 +571,14 @@ class RedisStorage(SharedStorage):
         kind, number, name, session = data.split(b" ", 3)
         session_id = _text_of(session)
         if kind == b"taken":
-            self._tell_taken_over(session_id, name, number)
+            self._tell_taken_over(session_id, name.decode(), int(number))
         else:
             for worker in self._workers:
                 await worker.on_moved(session_id, is_ended=kind == b"ended")
 
-    def _tell_taken_over(self, session_id: str, name: bytes, number: bytes) -> None:
+    def _tell_taken_over(self, session_id: str, name: str, number: int) -> None:
         for worker in self._workers:
-            worker.on_taken_over(session_id, name.decode(), int(number))
+            worker.on_taken_over(session_id, name, number)
 
 
 @dataclass(eq=False, slots=True)
@@ -593,6 +599,7 @@ class _Channel:
         is_subscribed: The server has said that it will tell.
         changes: Counts what may concern all streams.
         marks: Highest seq heard of each stream that is being read.
+        consumers: Of each stream, the number of the newest consumer that was read.
         read_dry: Of each stream: after which seq a read found nothing, and how many changes were known before it.
     """
 
@@ -600,6 +607,7 @@ class _Channel:
     is_subscribed: bool = False
     changes: int = 0
     marks: dict[str, int] = field(default_factory=dict[str, int])
+    consumers: dict[str, int] = field(default_factory=dict[str, int])
     read_dry: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def is_dry(self, name: str, after_seq: int) -> bool:
