@@ -462,6 +462,8 @@ class RedisStorage(SharedStorage):
                 await asyncio.sleep(_PULSE_SECONDS)
                 pulses += 1
                 self._doorbell.ring_share(pulses % _SWEEP_PULSES, _SWEEP_PULSES)
+                for worker in self._workers:
+                    await worker.on_pulse()
                 now = asyncio.get_running_loop().time()
                 if self._failure is None and now < next_lease:
                     continue

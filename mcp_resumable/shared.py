@@ -52,6 +52,9 @@ class Worker(Protocol):
     async def on_recovered(self) -> None:
         """The storage answers again after it failed."""
 
+    async def on_pulse(self) -> None:
+        """Time to do what was left for later; every second or so."""
+
     async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
         """Another worker has moved, given up or ended a session that this one owns."""
 
