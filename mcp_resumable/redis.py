@@ -159,6 +159,7 @@ class RedisStorage(SharedStorage):
         # Sessions of this worker, the one whose keys were kept longest ago first.
         self._owned: dict[str, None] = {}
         self._owners: dict[str, bool] = {}
+        self._lenient_until = 0.0
         self._lease = f"{self._key_prefix}w:{self.worker_id}"
         self._notices = self._lease.encode()
         self._doorbell = _Doorbell(self._key_prefix)
@@ -350,12 +351,13 @@ class RedisStorage(SharedStorage):
         if not answer:
             return None
         generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
-        self._owners[worker.decode()] = bool(is_alive)
+        is_alive = bool(is_alive or (worker and not is_abandoned and self._is_lenient()))
+        self._owners[worker.decode()] = is_alive
         return Ownership(
             generation=cast(Generation, _generation(generation)),
             worker=worker.decode(),
             credential=credential.decode(),
-            is_alive=bool(is_alive),
+            is_alive=is_alive,
             is_forked=bool(is_forked),
             is_abandoned=bool(is_abandoned),
             carried_seq=carried_seq,
@@ -367,7 +369,7 @@ class RedisStorage(SharedStorage):
 
     def is_seen_alive(self, worker_id: str) -> bool:
         """See `SharedStorage`."""
-        return worker_id == self.worker_id or self._owners.setdefault(worker_id, True)
+        return worker_id == self.worker_id or self._is_lenient() or self._owners.setdefault(worker_id, True)
 
     async def abandon_session(self, session_id: str) -> bool:
         """See `SharedStorage`."""
@@ -477,6 +479,7 @@ class RedisStorage(SharedStorage):
                     continue
                 if self._failure is not None:
                     self._failure = None
+                    self._lenient_until = now + self.lease_seconds / 2
                     logger.warning("Redis answers again")
                     self._doorbell.ring_all()
                     for worker in self._workers:
@@ -501,12 +504,16 @@ class RedisStorage(SharedStorage):
             for worker in self._workers:
                 await worker.on_moved(session_id, is_ended=False)
 
+    def _is_lenient(self) -> bool:
+        """Tell whether leases may have run out because the server was away: each worker renews its own when it can."""
+        return asyncio.get_running_loop().time() < self._lenient_until
+
     async def _look_at_owners(self) -> None:
         watched = list(self._owners)
         for worker_id in watched:
             with anyio.fail_after(self._timeout_seconds):
                 is_alive = bool(await self._client.exists(f"{self._key_prefix}w:{worker_id}"))
-            if is_alive:
+            if is_alive or self._is_lenient():
                 self._owners[worker_id] = True
             elif self._owners[worker_id]:
                 self._owners[worker_id] = False

@@ -157,7 +157,7 @@ async def test_an_append_that_a_move_overtakes_is_stored_in_the_new_generation_o
 
 
 async def test_a_session_that_ends_while_a_visitor_decides_is_not_found(redis_server: Server) -> None:
-    for operation in ("_snapshot", "take_over"):
+    for operation in ("_snapshot", "_read"):
         async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
             _, ids = await held(client)
             trap = hold(c.storages[1], operation)
