@@ -22,6 +22,7 @@ owner is dead is dropped when it is idle, also where a request is unanswered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
@@ -87,6 +88,8 @@ _MAX_CALLS_UNDER_WAY = 1
 _PLACE_OVERHEAD = 7
 
 _PULSE_SECONDS = 0.5
+# How long the end of a process may wait for the server.
+_RETIRE_SECONDS = 1.0
 # How long the doorbell is quiet before channels that nobody waits for are given up.
 _LISTEN_SECONDS = 5.0
 # A reader whose doorbell was missed reads again within this time.
@@ -156,6 +159,7 @@ class RedisStorage(SharedStorage):
         # Sessions of this worker, the one whose keys were kept longest ago first.
         self._owned: dict[str, None] = {}
         self._owners: dict[str, bool] = {}
+        self._lenient_until = 0.0
         self._lease = f"{self._key_prefix}w:{self.worker_id}"
         self._notices = self._lease.encode()
         self._doorbell = _Doorbell(self._key_prefix)
@@ -260,9 +264,14 @@ class RedisStorage(SharedStorage):
         answer = await self._reads.ask((_bytes(session_id), str(generation), name, after_seq, limit), 0)
         if not answer:
             return None
-        is_terminal, places = cast("tuple[int, list[bytes]]", answer)
-        if channel is not None and not places:
-            channel.read_dry[name] = (after_seq, changes)
+        is_terminal, places, number = cast("tuple[int, list[bytes], int]", answer)
+        if channel is not None:
+            if not places:
+                channel.read_dry[name] = (after_seq, changes)
+            if number > channel.consumers.get(name, 0):
+                # Told by the doorbell too, but not to who did not listen yet.
+                channel.consumers[name] = number
+                self._tell_taken_over(session_id, name, number)
         events = [place[_PLACE_OVERHEAD:] if len(place) >= _PLACE_OVERHEAD else None for place in places]
         return Batch(events, bool(is_terminal))
 
@@ -295,6 +304,7 @@ class RedisStorage(SharedStorage):
             if not any(other.name == name for other in channel.waiters):
                 channel.marks.pop(name, None)
                 channel.read_dry.pop(name, None)
+                channel.consumers.pop(name, None)
 
     async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
         ended = await self.call("end_session", _bytes(session_id), str(generation or ""))
@@ -320,13 +330,20 @@ class RedisStorage(SharedStorage):
 
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:
         """See `SharedStorage`."""
-        self._start()
-        if not self._owned:
-            await self._renew_lease()
-        is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, credential)
+        lease = int(self.lease_seconds * 1000)
+        is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, lease, credential)
         if is_current[0]:
             self._owned[session_id] = None
         return bool(is_current[0])
+
+    async def retire(self) -> None:
+        """See `SharedStorage`."""
+        is_leased = bool(self._owned)
+        self._owned.clear()
+        if is_leased and self._failure is None:
+            # Where it fails, the lease runs out by itself.
+            with anyio.move_on_after(_RETIRE_SECONDS, shield=True), contextlib.suppress(RedisError, OSError):
+                await self._client.delete(self._lease)
 
     async def find_owner(self, session_id: str) -> Ownership | None:
         """See `SharedStorage`."""
@@ -334,12 +351,13 @@ class RedisStorage(SharedStorage):
         if not answer:
             return None
         generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
-        self._owners[worker.decode()] = bool(is_alive)
+        is_alive = bool(is_alive or (worker and not is_abandoned and self._is_lenient()))
+        self._owners[worker.decode()] = is_alive
         return Ownership(
             generation=cast(Generation, _generation(generation)),
             worker=worker.decode(),
             credential=credential.decode(),
-            is_alive=bool(is_alive),
+            is_alive=is_alive,
             is_forked=bool(is_forked),
             is_abandoned=bool(is_abandoned),
             carried_seq=carried_seq,
@@ -351,7 +369,7 @@ class RedisStorage(SharedStorage):
 
     def is_seen_alive(self, worker_id: str) -> bool:
         """See `SharedStorage`."""
-        return worker_id == self.worker_id or self._owners.setdefault(worker_id, True)
+        return worker_id == self.worker_id or self._is_lenient() or self._owners.setdefault(worker_id, True)
 
     async def abandon_session(self, session_id: str) -> bool:
         """See `SharedStorage`."""
@@ -446,6 +464,8 @@ class RedisStorage(SharedStorage):
                 await asyncio.sleep(_PULSE_SECONDS)
                 pulses += 1
                 self._doorbell.ring_share(pulses % _SWEEP_PULSES, _SWEEP_PULSES)
+                for worker in self._workers:
+                    await worker.on_pulse()
                 now = asyncio.get_running_loop().time()
                 if self._failure is None and now < next_lease:
                     continue
@@ -459,13 +479,13 @@ class RedisStorage(SharedStorage):
                     continue
                 if self._failure is not None:
                     self._failure = None
+                    self._lenient_until = now + self.lease_seconds / 2
                     logger.warning("Redis answers again")
                     self._doorbell.ring_all()
                     for worker in self._workers:
                         await worker.on_recovered()
         finally:
-            with anyio.move_on_after(1, shield=True):
-                await self._give_lease_back()
+            await self.retire()
 
     async def _renew_lease(self) -> None:
         """Say that this worker lives, and keep its sessions' keys from expiring."""
@@ -484,19 +504,16 @@ class RedisStorage(SharedStorage):
             for worker in self._workers:
                 await worker.on_moved(session_id, is_ended=False)
 
-    async def _give_lease_back(self) -> None:
-        if self._owned and self._failure is None:
-            try:
-                await self._client.delete(self._lease)
-            except (RedisError, OSError):
-                return  # It runs out by itself.
+    def _is_lenient(self) -> bool:
+        """Tell whether leases may have run out because the server was away: each worker renews its own when it can."""
+        return asyncio.get_running_loop().time() < self._lenient_until
 
     async def _look_at_owners(self) -> None:
         watched = list(self._owners)
         for worker_id in watched:
             with anyio.fail_after(self._timeout_seconds):
                 is_alive = bool(await self._client.exists(f"{self._key_prefix}w:{worker_id}"))
-            if is_alive:
+            if is_alive or self._is_lenient():
                 self._owners[worker_id] = True
             elif self._owners[worker_id]:
                 self._owners[worker_id] = False
@@ -554,7 +571,7 @@ class RedisStorage(SharedStorage):
                 channel.ring()
             elif data.startswith(b"+ "):
                 _, number, stream = data.split(b" ")
-                self._tell_taken_over(session_id, stream, number)
+                self._tell_taken_over(session_id, stream.decode(), int(number))
             else:
                 stream, _, seq = data.partition(b" ")
                 self._doorbell.ring(session_id, stream.decode(), int(seq))
@@ -563,14 +580,14 @@ class RedisStorage(SharedStorage):
         kind, number, name, session = data.split(b" ", 3)
         session_id = _text_of(session)
         if kind == b"taken":
-            self._tell_taken_over(session_id, name, number)
+            self._tell_taken_over(session_id, name.decode(), int(number))
         else:
             for worker in self._workers:
                 await worker.on_moved(session_id, is_ended=kind == b"ended")
 
-    def _tell_taken_over(self, session_id: str, name: bytes, number: bytes) -> None:
+    def _tell_taken_over(self, session_id: str, name: str, number: int) -> None:
         for worker in self._workers:
-            worker.on_taken_over(session_id, name.decode(), int(number))
+            worker.on_taken_over(session_id, name, number)
 
 
 @dataclass(eq=False, slots=True)
@@ -591,6 +608,7 @@ class _Channel:
         is_subscribed: The server has said that it will tell.
         changes: Counts what may concern all streams.
         marks: Highest seq heard of each stream that is being read.
+        consumers: Of each stream, the number of the newest consumer that was read.
         read_dry: Of each stream: after which seq a read found nothing, and how many changes were known before it.
     """
 
@@ -598,6 +616,7 @@ class _Channel:
     is_subscribed: bool = False
     changes: int = 0
     marks: dict[str, int] = field(default_factory=dict[str, int])
+    consumers: dict[str, int] = field(default_factory=dict[str, int])
     read_dry: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def is_dry(self, name: str, after_seq: int) -> bool:

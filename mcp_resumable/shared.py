@@ -52,6 +52,9 @@ class Worker(Protocol):
     async def on_recovered(self) -> None:
         """The storage answers again after it failed."""
 
+    async def on_pulse(self) -> None:
+        """Time to do what was left for later; every second or so."""
+
     async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
         """Another worker has moved, given up or ended a session that this one owns."""
 
@@ -81,6 +84,10 @@ class SharedStorage(Storage):
         Returns:
             Whether `generation` is its current one; nothing is noted otherwise.
         """
+
+    @abstractmethod
+    async def retire(self) -> None:
+        """Say that this worker serves no session any more, unless it is said to serve one again; never raises."""
 
     @abstractmethod
     async def find_owner(self, session_id: str) -> Ownership | None:
