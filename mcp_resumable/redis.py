@@ -42,7 +42,7 @@ from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, RedisError
+from redis.exceptions import MasterDownError, NoPermissionError, NoScriptError, ReadOnlyError, RedisError
 
 from mcp_resumable.cursor import STANDALONE, EventCursor, Generation, StreamId
 from mcp_resumable.decision import (
@@ -87,8 +87,9 @@ _PULSE_SECONDS = 0.5
 _LISTEN_SECONDS = 5.0
 # A reader whose doorbell was missed reads again within this time.
 _SWEEP_PULSES = 10
-# Sessions whose keys are kept in one pulse.
+# Sessions whose keys are kept in one pulse, at least; and in one call, at most.
 _KEPT_SESSIONS = 64
+_MAX_KEPT_SESSIONS = 256
 
 
 class RedisUnavailableError(RedisConnectionError):
@@ -157,6 +158,10 @@ class RedisStorage(SharedStorage):
         self._doorbell = _Doorbell(self._key_prefix)
         self._pubsub: PubSub | None = None
         self._failure: Exception | None = None
+        # Whether the server is still the one that answered before, as far as its connections tell.
+        self._is_same_server = True
+        # Until then a lease may have run out because the server had failed, not its worker.
+        self._trusts_leases_at = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._token_prefix = secrets.token_bytes(8)
@@ -342,6 +347,8 @@ class RedisStorage(SharedStorage):
 
     async def abandon_session(self, session_id: str) -> bool:
         """See `SharedStorage`."""
+        if asyncio.get_running_loop().time() < self._trusts_leases_at:
+            return False
         return bool((await self.call("abandon", _bytes(session_id)))[0])
 
     async def take_over(self, session_id: str, stream: StreamId) -> int:
@@ -391,7 +398,7 @@ class RedisStorage(SharedStorage):
         if self._failure is None:
             self._failure = exc
             logger.error("Redis has failed; events go out live, and resumes are answered 503: %s", _text(exc))
-        if isinstance(exc, ReadOnlyError):
+        if isinstance(exc, ReadOnlyError | MasterDownError):
             # Demoted: the name of the server may mean another one by now.
             await self._client.connection_pool.disconnect()
 
@@ -408,13 +415,18 @@ class RedisStorage(SharedStorage):
     async def _pulse(self) -> None:
         """Look after the lease, readers, owners, and a server that has failed."""
         pulses, next_lease = 0, 0.0
+        has_recovered = False
         try:
             while True:
                 await asyncio.sleep(_PULSE_SECONDS)
                 pulses += 1
                 self._doorbell.ring_share(pulses % _SWEEP_PULSES, _SWEEP_PULSES)
+                if has_recovered:
+                    # Again: whoever failed in the last moment had not noted its loss yet.
+                    has_recovered = False
+                    await self._tell_recovered()
                 now = asyncio.get_running_loop().time()
-                if self._failure is None and now < next_lease:
+                if self._failure is None and self._is_same_server and now < next_lease:
                     continue
                 next_lease = now + self.lease_seconds / 4
                 try:
@@ -426,25 +438,34 @@ class RedisStorage(SharedStorage):
                     continue
                 if self._failure is not None:
                     self._failure = None
+                    self._trusts_leases_at = now + self.lease_seconds
                     logger.warning("Redis answers again")
                     self._doorbell.ring_all()
-                    for worker in self._workers:
-                        await worker.on_recovered()
+                    has_recovered = True
+                    await self._tell_recovered()
         finally:
             with anyio.move_on_after(1, shield=True):
                 await self._give_lease_back()
 
+    async def _tell_recovered(self) -> None:
+        for worker in self._workers:
+            await worker.on_recovered()
+
     async def _renew_lease(self) -> None:
         """Say that this worker lives, and keep its sessions' keys from expiring."""
-        # Each session's turn comes well within `idle_seconds`, half of what its keys live.
+        # Each session's turn comes well within `idle_seconds`, half of what its keys live; on another server, at once.
         share = -(-len(self._owned) * self.lease_seconds // (2 * self.retention.idle_seconds))
-        kept = list(islice(self._owned, max(int(share), _KEPT_SESSIONS)))
+        count = max(int(share), _KEPT_SESSIONS) if self._is_same_server else len(self._owned)
+        self._is_same_server = True
+        kept = list(islice(self._owned, count))
         for session_id in kept:
             del self._owned[session_id]
             self._owned[session_id] = None
-        unknown = await self._run("keep", (self.worker_id, int(self.lease_seconds * 1000), *map(_bytes, kept)))
-        for session_id in unknown:
-            self._owned.pop(_text_of(session_id), None)
+        for start in range(0, max(len(kept), 1), _MAX_KEPT_SESSIONS):
+            some = map(_bytes, kept[start : start + _MAX_KEPT_SESSIONS])
+            unknown = await self._run("keep", (self.worker_id, int(self.lease_seconds * 1000), *some))
+            for session_id in unknown:
+                self._owned.pop(_text_of(session_id), None)
 
     async def _give_lease_back(self) -> None:
         if self._owned and self._failure is None:
@@ -474,6 +495,7 @@ class RedisStorage(SharedStorage):
                 await pubsub.subscribe(self._notices, *self._doorbell.channels)
                 # From here on `_subscribe` adds what readers ask for; what they asked for meanwhile is added now.
                 self._pubsub = pubsub
+                self._is_same_server = False
                 missing = [channel for channel in self._doorbell.channels if channel not in pubsub.channels]
                 if missing:
                     await pubsub.subscribe(*missing)

@@ -229,6 +229,11 @@ local function server()
   return known_server
 end
 
+-- Whether a generation was begun on a server that this one may not have all of. `r` is that one's replication id.
+local function is_forked(r)
+  return r ~= '' and server() ~= '' and r ~= server()
+end
+
 -- Make a generation current. `nonce` is its random part.
 local function begin_generation(sid, counter, nonce)
   local key = session_key(sid)
@@ -272,7 +277,7 @@ local function current(sid, f)
     evict_session(sid)
     return nil
   end
-  if f[3] ~= '' and server() ~= '' and f[3] ~= server() then return begin_after_fork(sid) end
+  if is_forked(f[3]) then return begin_after_fork(sid) end
   touch(sid, f[2])
   return f[1]
 end

@@ -1,4 +1,5 @@
 -- The pulse of a worker. ARGV: worker, milliseconds of its lease, sessions of it whose keys are to be kept.
+-- Tells of a fork even where nobody writes any more: readers may wait for what was lost.
 -- Returns the number of evicted events, and those of the sessions that are unknown or over.
 
 call('SET', P .. 'w:' .. ARGV[2], 1, 'PX', ARGV[3])
@@ -7,7 +8,9 @@ local result = {0}
 for at = 4, #ARGV do
   local sid = ARGV[at]
   local key = session_key(sid)
-  local generation = call('HGET', key, 'g')
+  local f = call('HMGET', key, 'g', 'r')
+  local generation = f[1]
+  if generation and is_forked(f[2]) then generation = begin_after_fork(sid) end
   if generation then
     call('PEXPIRE', key, 2 * IDLE)
     call('PEXPIRE', order_key(sid), 2 * IDLE)
