@@ -72,6 +72,16 @@ local function save_streams()
   end
 end
 
+-- Events that a stream retains: its places but for the holes.
+local function retained_events(s)
+  if s.hole <= s.floor then return s.mark - s.floor end
+  local events = 0
+  for _, place in ipairs(call('LRANGE', s.list, 0, -1)) do
+    if #place > 6 then events = events + 1 end
+  end
+  return events
+end
+
 -- Forget a stream and all that it holds.
 local function drop_stream(s)
   local key = session_key(s.sid)
@@ -200,7 +210,7 @@ local function evict_session(sid)
   for _, field in ipairs(call('HKEYS', key)) do
     if generation and string.match(field, '^%d') then
       local s = load_stream(sid, generation, field)
-      if s then evicted = evicted + s.mark - s.floor end
+      if s then evicted = evicted + retained_events(s) end
     end
   end
   bury(sid, 'moved 0 0')
@@ -269,8 +279,9 @@ local function begin_after_fork(sid)
   return generation
 end
 
--- The current generation of a session that is not over, else nil. `f` holds its fields g, a, r, u.
-local function current(sid, f)
+-- The current generation of a session that is not over, else nil. `f` holds its fields g, a, r, u. Asking for it is an
+-- activity of the session, unless `is_inspection`.
+local function current(sid, f, is_inspection)
   if not f[1] then return nil end
   -- A call that says nothing for an hour is not an idle session.
   if now - tonumber(f[2]) >= IDLE and tonumber(f[4]) <= 0 then
@@ -278,20 +289,19 @@ local function current(sid, f)
     return nil
   end
   if is_forked(f[3]) then return begin_after_fork(sid) end
-  touch(sid, f[2])
+  if not is_inspection then touch(sid, f[2]) end
   return f[1]
 end
 
-local function look_up(sid)
-  local f = call('HMGET', session_key(sid), 'g', 'a', 'r', 'u')
-  return current(sid, f)
+local function look_up(sid, is_inspection)
+  return current(sid, call('HMGET', session_key(sid), 'g', 'a', 'r', 'u'), is_inspection)
 end
 
 -- A stream that is still kept; drops one whose time is over.
 local function kept_stream(sid, generation, name, packed)
   local s = load_stream(sid, generation, name, packed)
   if s and s.drop_at ~= 0 and now >= s.drop_at then
-    evicted = evicted + s.mark - s.floor
+    evicted = evicted + retained_events(s)
     drop_stream(s)
     return false
   end
