@@ -37,12 +37,16 @@ from typing import Any, Literal, cast
 
 import anyio
 import anyio.lowlevel
-from redis.asyncio import Redis
-from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MasterDownError, NoPermissionError, NoScriptError, ReadOnlyError, RedisError
+
+try:
+    from redis.asyncio import Redis, RedisCluster
+    from redis.asyncio.client import PubSub
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import MasterDownError, NoPermissionError, NoScriptError, ReadOnlyError, RedisError
+except ImportError as exc:
+    raise ImportError("mcp_resumable.redis needs redis-py: pip install 'mcp_resumable[redis]'") from exc
 
 from mcp_resumable.cursor import STANDALONE, EventCursor, Generation, StreamId
 from mcp_resumable.decision import (
@@ -105,7 +109,7 @@ class RedisStorage(SharedStorage):
 
     def __init__(
         self,
-        url_or_client: str | Redis,
+        url_or_client: str | Redis | RedisCluster,
         *,
         retention: Retention | None = None,
         prefix: str = "mcp_resumable",
@@ -117,8 +121,8 @@ class RedisStorage(SharedStorage):
         """Use a server; nothing is sent before the first operation.
 
         Args:
-            url_or_client: `redis://`, `rediss://`, `unix://`, `valkey://` or `valkeys://`; or a client, which stays
-                the caller's to close. A client must not decode responses.
+            url_or_client: `redis://`, `rediss://`, `unix://`, `valkey://` or `valkeys://`; or a client (of a cluster
+                too), which stays the caller's to close. A client must not decode responses.
             retention: The limits that evict, over all workers; the same for each of them.
             prefix: Begins every key and channel; up to 64 characters of `[0-9A-Za-z_.:-]`. Storages with different
                 prefixes know nothing of each other.
@@ -162,6 +166,7 @@ class RedisStorage(SharedStorage):
         self._is_same_server = True
         # Until then a lease may have run out because the server had failed, not its worker.
         self._trusts_leases_at = -math.inf
+        self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
         self._token_prefix = secrets.token_bytes(8)
@@ -216,8 +221,9 @@ class RedisStorage(SharedStorage):
         token = self._token_prefix + self._token_number.to_bytes(6, "big")
         name = str(stream)
         places = [b"" if event is None else b"=" + event for event in events]
+        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + token + _bytes(session_id)
         seq = await self._appends.ask(
-            (_bytes(session_id), str(generation), name, token, int(is_terminal), len(places), *places),
+            (head, *places),
             sum(map(len, places)),
             stream=(session_id, name),
         )
@@ -331,7 +337,7 @@ class RedisStorage(SharedStorage):
         answer = await self.call("find", _bytes(session_id))
         if not answer:
             return None
-        generation, worker, credential, is_alive, is_forked = answer
+        generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
         self._owners[worker.decode()] = bool(is_alive)
         return Ownership(
             generation=cast(Generation, _generation(generation)),
@@ -339,7 +345,13 @@ class RedisStorage(SharedStorage):
             credential=credential.decode(),
             is_alive=bool(is_alive),
             is_forked=bool(is_forked),
+            is_abandoned=bool(is_abandoned),
+            carried_seq=carried_seq,
         )
+
+    async def note_carried(self, session_id: str, generation: Generation, seq: int) -> None:
+        """See `SharedStorage`."""
+        await self.call("carry", _bytes(session_id), str(generation), seq)
 
     def is_seen_alive(self, worker_id: str) -> bool:
         """See `SharedStorage`."""
@@ -393,12 +405,18 @@ class RedisStorage(SharedStorage):
             )
         self._scripts.is_server_known = True
 
+    @property
+    def charged_bytes(self) -> int | None:
+        """See `Storage`; as it was when this worker last renewed its lease, of all workers."""
+        return self._charged_bytes
+
     async def _note_failure(self, exc: Exception) -> None:
-        """Let operations fail at once until the server answers again."""
+        """Let operations fail at once until the server answers again, or another one in its place."""
+        self._is_same_server = False
         if self._failure is None:
             self._failure = exc
             logger.error("Redis has failed; events go out live, and resumes are answered 503: %s", _text(exc))
-        if isinstance(exc, ReadOnlyError | MasterDownError):
+        if isinstance(exc, ReadOnlyError | MasterDownError) and isinstance(self._client, Redis):
             # Demoted: the name of the server may mean another one by now.
             await self._client.connection_pool.disconnect()
 
@@ -463,9 +481,14 @@ class RedisStorage(SharedStorage):
             self._owned[session_id] = None
         for start in range(0, max(len(kept), 1), _MAX_KEPT_SESSIONS):
             some = map(_bytes, kept[start : start + _MAX_KEPT_SESSIONS])
-            unknown = await self._run("keep", (self.worker_id, int(self.lease_seconds * 1000), *some))
-            for session_id in unknown:
-                self._owned.pop(_text_of(session_id), None)
+            self._charged_bytes, *unknown = await self._run(
+                "keep", (self.worker_id, int(self.lease_seconds * 1000), *some)
+            )
+            for session_id in map(_text_of, unknown):
+                # Mostly known here already; a notice that was missed is made good.
+                self._owned.pop(session_id, None)
+                for worker in self._workers:
+                    await worker.on_moved(session_id, is_ended=False)
 
     async def _give_lease_back(self) -> None:
         if self._owned and self._failure is None:
@@ -674,7 +697,7 @@ class _Scripts:
         )
         self._sources: dict[tuple[str, bool], tuple[str, str]] = {}
 
-    async def run(self, client: Redis, name: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
+    async def run(self, client: Redis | RedisCluster, name: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
         """Run a script; the server is sent its text only where it does not know it."""
         source, digest = self._source(name)
         # The key only says which shard of a cluster is meant: all of them are there.
@@ -773,7 +796,7 @@ class _Lane:
                 self._schedule(asyncio.get_running_loop())
 
 
-def _client_of(url_or_client: str | Redis, timeout_seconds: float) -> Redis:
+def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float) -> Redis | RedisCluster:
     if isinstance(url_or_client, str):
         url = re.sub(r"^valkey(s?)://", r"redi\1s://", url_or_client)
         # An operation that is not answered is not sent again behind our back; reads are limited where they are awaited,
@@ -781,7 +804,8 @@ def _client_of(url_or_client: str | Redis, timeout_seconds: float) -> Redis:
         return Redis.from_url(
             url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=timeout_seconds, health_check_interval=10
         )
-    if url_or_client.connection_pool.connection_kwargs.get("decode_responses"):
+    has_options = url_or_client if isinstance(url_or_client, RedisCluster) else url_or_client.connection_pool
+    if has_options.connection_kwargs.get("decode_responses"):
         raise ValueError("the client must not decode responses: events are bytes (decode_responses=False)")
     return url_or_client
 

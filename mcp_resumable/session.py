@@ -166,10 +166,11 @@ class SessionBinding:
         session_id: None until the response to the opening request names it.
         generation: The generation that it writes in; None while none is claimed.
         status: `unclaimed` until the storage has answered the first claim; `evicted` when retention dropped the
-            session (its next request claims anew); `superseded` when another writer claimed it; `ended` when it is
-            over; `visiting` for a session of another worker, which is only read here.
+            session, or another worker gave it up (its next request claims anew); `superseded` when another writer
+            claimed it; `ended` when it is over; `visiting` for a session of another worker, which is only read here.
         owner: The worker that serves a session that is `visiting`.
         is_orphaned: That worker was found dead.
+        noted_seq: What that worker knows of `carried_seq`.
         calls: Unanswered or still served requests by request id as text.
         standalone: The standalone stream's place.
         unsettled: Calls with lost events of which the storage does not know yet.
@@ -192,6 +193,7 @@ class SessionBinding:
     status: Literal["unclaimed", "live", "evicted", "superseded", "ended", "visiting"] = "unclaimed"
     owner: str = ""
     is_orphaned: bool = False
+    noted_seq: int = 0
     calls: dict[str, Call] = field(default_factory=dict[str, Call])
     standalone: Call = field(default_factory=lambda: Call(request_id=None, stream=STANDALONE))
     unsettled: dict[Call, None] = field(default_factory=dict["Call", None])

@@ -32,6 +32,8 @@ class Ownership:
         credential: Digest of the credential that it was opened with; `""` without authentication.
         is_alive: Whether the worker's lease runs.
         is_forked: The generation was begun by the storage itself, because it may have lost some of the one before.
+        is_abandoned: The session is given up; see `abandon_session`.
+        carried_seq: Highest seq of the standalone stream that another worker has sent to the client.
     """
 
     generation: Generation
@@ -39,6 +41,8 @@ class Ownership:
     credential: str
     is_alive: bool
     is_forked: bool
+    is_abandoned: bool
+    carried_seq: int
 
 
 class Worker(Protocol):
@@ -48,7 +52,7 @@ class Worker(Protocol):
         """The storage answers again after it failed."""
 
     async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
-        """Another worker has moved, or ended, a session that this one owns."""
+        """Another worker has moved, given up or ended a session that this one owns."""
 
     def on_taken_over(self, session_id: str, stream: str, number: int) -> None:
         """A stream's newest consumer has this number; every one with a lower number is to be closed."""
@@ -97,6 +101,13 @@ class SharedStorage(Storage):
 
         Returns:
             Whether it is given up, or over; False where the owner lives, or may: after the storage itself has failed.
+        """
+
+    @abstractmethod
+    async def note_carried(self, session_id: str, generation: Generation, seq: int) -> None:
+        """Note what this worker, which does not serve the session, has sent of its standalone stream.
+
+        Where the client then opens that stream anew at the owner, it is not sent again.
         """
 
     @abstractmethod

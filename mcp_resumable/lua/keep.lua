@@ -1,17 +1,18 @@
 -- The pulse of a worker. ARGV: worker, milliseconds of its lease, sessions of it whose keys are to be kept.
 -- Tells of a fork even where nobody writes any more: readers may wait for what was lost.
--- Returns the number of evicted events, and those of the sessions that are unknown or over.
+-- Returns the number of evicted events, the bytes that all sessions are charged, and those of the sessions that are
+-- unknown, over or given up.
 
 call('SET', P .. 'w:' .. ARGV[2], 1, 'PX', ARGV[3])
 sweep(64)
-local result = {0}
+local result = {0, 0}
 for at = 4, #ARGV do
   local sid = ARGV[at]
   local key = session_key(sid)
-  local f = call('HMGET', key, 'g', 'r')
+  local f = call('HMGET', key, 'g', 'd', 'r')
   local generation = f[1]
-  if generation and is_forked(f[2]) then generation = begin_after_fork(sid) end
-  if generation then
+  if generation and not f[2] then
+    if is_forked(f[3]) then generation = begin_after_fork(sid) end
     call('PEXPIRE', key, 2 * IDLE)
     call('PEXPIRE', order_key(sid), 2 * IDLE)
     for _, name in ipairs(call('ZRANGE', order_key(sid), 0, -1)) do
@@ -25,4 +26,5 @@ end
 keep_global_keys()
 save_streams()
 result[1] = evicted
+result[2] = tonumber(call('HGET', P .. 'totals', 'bytes') or 0)
 return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -28,10 +29,15 @@ def server_program() -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    # Below where the system looks for ports of its own, and so that 10,000 more, a cluster's second port, is one too.
+    while True:
+        port = random.randint(20_000, 30_000)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Server:
         return f"redis://127.0.0.1:{self.port}"
 
     def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port, socket_timeout=10)
+        return redis.Redis("127.0.0.1", self.port, socket_timeout=10)
 
     def start(self) -> None:
         command = [server_program(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]

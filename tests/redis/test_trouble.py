@@ -1,4 +1,4 @@
-"""A server in trouble: live delivery goes on, a resume is answered 503 or with the right reset, and it passes."""
+"""A server in trouble: live delivery goes on, resumes are answered 503 or with the right reset; it ends by itself."""
 
 from __future__ import annotations
 

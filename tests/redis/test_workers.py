@@ -111,6 +111,35 @@ async def test_the_sdks_checks_come_first_on_another_worker(redis_server: Server
         assert (await there.get(ids[0])).status == 406
 
 
+async def test_the_standalone_stream_is_resumed_on_another_worker_and_repeats_nothing_at_its_owner(
+    redis_server: Server,
+) -> None:
+    async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+        await held(client)
+        hold = await c.workers[0].hold("7")
+        opened = await client.get()
+        place = (await opened.event()).id
+        await hold.announce("a")
+        assert "a" in ((await opened.event()).data or "")
+        resumed = await there.get(place)
+        assert await opened.rest() == []
+        await hold.announce("b")
+        assert [frame.message["params"]["data"] for frame in (await resumed.events(3))[1:]] == ["a", "b"]
+        # What was written is known to all before the next is waited for.
+        with anyio.fail_after(5):
+            carried = 0
+            while carried < 2:  # there is no event
+                await anyio.sleep(0.005)
+                found = await c.storages[0].find_owner(client.sid)
+                carried = found.carried_seq if found is not None else 0
+        again = await client.get()
+        assert await resumed.rest() == []
+        first = await again.event()
+        assert first.data == ""
+        await hold.announce("c")
+        assert (await again.event()).message["params"]["data"] == "c"
+
+
 async def test_a_generation_moved_on_another_worker_goes_on_at_the_owner(redis_server: Server) -> None:
     async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
         response, ids = await held(client)

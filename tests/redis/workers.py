@@ -98,10 +98,11 @@ async def crew(
     urls: Sequence[str] = (),
     rejection: Any = "status",
     lease_seconds: float = 10.0,
+    prefix: str | None = None,
     **options: Any,
 ) -> AsyncIterator[Crew]:
     """Serve `size` workers; each reaches the server by its own one of `urls`, where there are any."""
-    prefix = f"crew-{next(_numbers)}"
+    prefix = prefix or f"crew-{next(_numbers)}"
     async with AsyncExitStack() as stack:
         with anyio.fail_after(TIMEOUT):
             workers, storages = [], []
