@@ -22,6 +22,8 @@
 -- Channels: d:<session> the doorbell of its readers, w:<worker> notices to its owner.
 
 local EVENT_CHARGE, STREAM_CHARGE = 72, 1024
+-- 2025, milliseconds: a place's number has 48 bits, enough until 2114 where 100 of them begin with each millisecond.
+local NUMBERS_BEGIN = 1735689600000
 -- How much older than the truth a session's last activity may be.
 local GRAIN = 500
 
@@ -40,9 +42,38 @@ local function notify_owner(sid, owner, message)
   if owner and owner ~= '' then call('PUBLISH', P .. 'w:' .. owner, message .. ' ' .. sid) end
 end
 
+-- Keys of all sessions outlive each of them.
+local function keep_global_key(name) call('PEXPIRE', P .. name, 2 * (IDLE + COMPLETED)) end
+
+local function keep_global_keys()
+  for _, name in ipairs({'charges', 'totals', 'oldest', 'completed', 'sessions', 'past'}) do keep_global_key(name) end
+end
+
+-- The next `count` of a number that orders sessions, or places; returns the last of them. Where the server's memory policy
+-- has taken the numbers they begin above all that were given: with the time, in steps that nobody appends as fast as.
+local function next_number(field, count)
+  local number = call('HINCRBY', P .. 'totals', field, count)
+  if number == count then
+    number = call('HINCRBY', P .. 'totals', field, math.max(0, now - NUMBERS_BEGIN) * 100)
+    keep_global_key('totals')
+  end
+  return number
+end
+
+-- Charge a session for bytes, negative ones too. Returns what it, and all, are charged for.
 local function charge(sid, bytes)
-  if bytes == 0 then return tonumber(call('HGET', P .. 'charges', sid) or 0), tonumber(call('HGET', P .. 'totals', 'bytes') or 0) end
-  return call('HINCRBY', P .. 'charges', sid, bytes), call('HINCRBY', P .. 'totals', 'bytes', bytes)
+  local charges, totals = P .. 'charges', P .. 'totals'
+  if bytes == 0 then return tonumber(call('HGET', charges, sid) or 0), tonumber(call('HGET', totals, 'bytes') or 0) end
+  local of_session, of_all = call('HINCRBY', charges, sid, bytes), call('HINCRBY', totals, 'bytes', bytes)
+  if of_all == bytes or of_session == bytes and bytes ~= STREAM_CHARGE then
+    -- One of them begins anew without its session doing so: the server's memory policy has taken it.
+    of_all = 0
+    for _, charged in ipairs(call('HVALS', charges)) do of_all = of_all + charged end
+    call('HSET', totals, 'bytes', of_all)
+    keep_global_key('charges')
+    keep_global_key('totals')
+  end
+  return of_session, of_all
 end
 
 -- What moves of a stream, read once per script and written back at its end.
@@ -183,12 +214,6 @@ local function empty_session(sid)
   call('ZREM', P .. 'oldest', sid)
 end
 
-local function keep_global_keys()
-  for _, name in ipairs({'charges', 'totals', 'oldest', 'completed', 'sessions', 'past'}) do
-    call('PEXPIRE', P .. name, 2 * (IDLE + COMPLETED))
-  end
-end
-
 -- End a session: its numbers stay used for a while, of the last MAX_SESSIONS sessions at least.
 local function bury(sid, message)
   local key = session_key(sid)
@@ -197,6 +222,7 @@ local function bury(sid, message)
   call('PEXPIRE', key, IDLE)
   call('ZREM', P .. 'sessions', sid)
   call('ZADD', P .. 'past', now + IDLE, sid)
+  keep_global_key('past')
   while call('ZCARD', P .. 'past') > MAX_SESSIONS do
     local oldest = call('ZPOPMIN', P .. 'past')[1]
     call('UNLINK', session_key(oldest))
@@ -221,7 +247,7 @@ local function touch(sid, active_at)
   if now - tonumber(active_at) < GRAIN then return end
   local key = session_key(sid)
   call('HSET', key, 'a', string.format('%.0f', now))
-  call('ZADD', P .. 'sessions', call('HINCRBY', P .. 'totals', 'tick', 1), sid)
+  call('ZADD', P .. 'sessions', next_number('tick', 1), sid)
   call('PEXPIRE', key, 2 * IDLE)
   call('PEXPIRE', order_key(sid), 2 * IDLE)
   keep_global_keys()

@@ -13,6 +13,7 @@ for at = 4, #ARGV do
   local generation = f[1]
   if generation and not f[2] then
     if is_forked(f[3]) then generation = begin_after_fork(sid) end
+    if not call('ZSCORE', P .. 'sessions', sid) then call('ZADD', P .. 'sessions', next_number('tick', 1), sid) end
     call('PEXPIRE', key, 2 * IDLE)
     call('PEXPIRE', order_key(sid), 2 * IDLE)
     for _, name in ipairs(call('ZRANGE', order_key(sid), 0, -1)) do

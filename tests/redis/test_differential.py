@@ -46,7 +46,7 @@ class StoppedScripts(_Scripts):
 
     def _source(self, name: str) -> tuple[str, str]:
         source, _ = super()._source(name)
-        stopped = source.replace("call('TIME')", "{1000000000, 0}")
+        stopped = source.replace("call('TIME')", "{1800000000, 0}")
         assert stopped != source
         return stopped, hashlib.sha1(stopped.encode(), usedforsecurity=False).hexdigest()
 
