@@ -45,7 +45,7 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import ConnectionError as RedisConnectionError
-    from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, RedisError
+    from redis.exceptions import MasterDownError, NoPermissionError, NoScriptError, ReadOnlyError, RedisError
 except ImportError as exc:
     raise ImportError("mcp_resumable.redis needs redis-py: pip install 'mcp_resumable[redis]'") from exc
 
@@ -81,8 +81,6 @@ _MAX_REMEMBERED_GENERATIONS = 1_000
 # Of a call: bounds how long the server is busy with one script, a few milliseconds.
 _MAX_CALL_ITEMS = 128
 _MAX_CALL_BYTES = 1024 * 1024
-# One call under way while the next is filled; a third only delays both (measured with 16 sessions).
-_MAX_CALLS_UNDER_WAY = 1
 
 # The bytes of a place before its event: its number, and "=".
 _PLACE_OVERHEAD = 7
@@ -94,8 +92,9 @@ _RETIRE_SECONDS = 1.0
 _LISTEN_SECONDS = 5.0
 # A reader whose doorbell was missed reads again within this time.
 _SWEEP_PULSES = 10
-# Sessions whose keys are kept in one pulse.
+# Sessions whose keys are kept in one pulse, at least; and in one call, at most.
 _KEPT_SESSIONS = 64
+_MAX_KEPT_SESSIONS = 256
 
 
 class RedisUnavailableError(RedisConnectionError):
@@ -165,9 +164,12 @@ class RedisStorage(SharedStorage):
         self._doorbell = _Doorbell(self._key_prefix)
         self._pubsub: PubSub | None = None
         self._failure: Exception | None = None
+        # Whether the server is still the one that answered before, as far as its connections tell.
+        self._is_same_server = True
         self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._announcements: set[asyncio.Task[None]] = set()
+        self._is_leased = False
         self._is_closed = False
         self._token_prefix = secrets.token_bytes(8)
         self._token_number = 0
@@ -182,7 +184,9 @@ class RedisStorage(SharedStorage):
         tasks, self._tasks = [*self._tasks, *self._announcements], []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A call that is under way ends by itself; cancelled, it might leave its connection open.
+        calls = [lane.under_way for lane in (self._appends, self._reads, self._snapshots) if lane.under_way is not None]
+        await asyncio.gather(*tasks, *calls, return_exceptions=True)
         self._doorbell.ring_all()
         if self._is_own_client:
             await self._client.aclose()
@@ -338,7 +342,7 @@ class RedisStorage(SharedStorage):
 
     async def retire(self) -> None:
         """See `SharedStorage`."""
-        is_leased = bool(self._owned)
+        is_leased, self._is_leased = self._is_leased, False
         self._owned.clear()
         if is_leased and self._failure is None:
             # Where it fails, the lease runs out by itself.
@@ -373,6 +377,8 @@ class RedisStorage(SharedStorage):
 
     async def abandon_session(self, session_id: str) -> bool:
         """See `SharedStorage`."""
+        if self._is_lenient():
+            return False
         return bool((await self.call("abandon", _bytes(session_id)))[0])
 
     def take_over(
@@ -440,11 +446,12 @@ class RedisStorage(SharedStorage):
         return self._charged_bytes
 
     async def _note_failure(self, exc: Exception) -> None:
-        """Let operations fail at once until the server answers again."""
+        """Let operations fail at once until the server answers again, or another one in its place."""
+        self._is_same_server = False
         if self._failure is None:
             self._failure = exc
             logger.error("Redis has failed; events go out live, and resumes are answered 503: %s", _text(exc))
-        if isinstance(exc, ReadOnlyError) and isinstance(self._client, Redis):
+        if isinstance(exc, ReadOnlyError | MasterDownError) and isinstance(self._client, Redis):
             # Demoted: the name of the server may mean another one by now.
             await self._client.connection_pool.disconnect()
 
@@ -459,6 +466,7 @@ class RedisStorage(SharedStorage):
     async def _pulse(self) -> None:
         """Look after the lease, readers, owners, and a server that has failed."""
         pulses, next_lease = 0, 0.0
+        has_recovered = False
         try:
             while True:
                 await asyncio.sleep(_PULSE_SECONDS)
@@ -466,8 +474,12 @@ class RedisStorage(SharedStorage):
                 self._doorbell.ring_share(pulses % _SWEEP_PULSES, _SWEEP_PULSES)
                 for worker in self._workers:
                     await worker.on_pulse()
+                if has_recovered:
+                    # Again: whoever failed in the last moment had not noted its loss yet.
+                    has_recovered = False
+                    await self._tell_recovered()
                 now = asyncio.get_running_loop().time()
-                if self._failure is None and now < next_lease:
+                if self._failure is None and self._is_same_server and now < next_lease:
                     continue
                 next_lease = now + self.lease_seconds / 4
                 try:
@@ -482,27 +494,35 @@ class RedisStorage(SharedStorage):
                     self._lenient_until = now + self.lease_seconds / 2
                     logger.warning("Redis answers again")
                     self._doorbell.ring_all()
-                    for worker in self._workers:
-                        await worker.on_recovered()
+                    has_recovered = True
+                    await self._tell_recovered()
         finally:
             await self.retire()
 
+    async def _tell_recovered(self) -> None:
+        for worker in self._workers:
+            await worker.on_recovered()
+
     async def _renew_lease(self) -> None:
         """Say that this worker lives, and keep its sessions' keys from expiring."""
-        # Each session's turn comes well within `idle_seconds`, half of what its keys live.
+        # Each session's turn comes well within `idle_seconds`, half of what its keys live; on another server, at once.
         share = -(-len(self._owned) * self.lease_seconds // (2 * self.retention.idle_seconds))
-        kept = list(islice(self._owned, max(int(share), _KEPT_SESSIONS)))
+        count = max(int(share), _KEPT_SESSIONS) if self._is_same_server else len(self._owned)
+        self._is_same_server = self._is_leased = True
+        kept = list(islice(self._owned, count))
         for session_id in kept:
             del self._owned[session_id]
             self._owned[session_id] = None
-        self._charged_bytes, *unknown = await self._run(
-            "keep", (self.worker_id, int(self.lease_seconds * 1000), *map(_bytes, kept))
-        )
-        for session_id in map(_text_of, unknown):
-            # Mostly known here already; a notice that was missed is made good.
-            self._owned.pop(session_id, None)
-            for worker in self._workers:
-                await worker.on_moved(session_id, is_ended=False)
+        for start in range(0, max(len(kept), 1), _MAX_KEPT_SESSIONS):
+            some = map(_bytes, kept[start : start + _MAX_KEPT_SESSIONS])
+            self._charged_bytes, *unknown = await self._run(
+                "keep", (self.worker_id, int(self.lease_seconds * 1000), *some)
+            )
+            for session_id in map(_text_of, unknown):
+                # Mostly known here already; a notice that was missed is made good.
+                self._owned.pop(session_id, None)
+                for worker in self._workers:
+                    await worker.on_moved(session_id, is_ended=False)
 
     def _is_lenient(self) -> bool:
         """Tell whether leases may have run out because the server was away: each worker renews its own when it can."""
@@ -529,6 +549,7 @@ class RedisStorage(SharedStorage):
                 await pubsub.subscribe(self._notices, *self._doorbell.channels)
                 # From here on `_subscribe` adds what readers ask for; what they asked for meanwhile is added now.
                 self._pubsub = pubsub
+                self._is_same_server = False
                 missing = [channel for channel in self._doorbell.channels if channel not in pubsub.channels]
                 if missing:
                     await pubsub.subscribe(*missing)
@@ -741,54 +762,54 @@ class _Lane:
     """Operations of one kind; those that are asked for while a call is under way travel together in the next.
 
     Those that write to one stream travel one after another: each is known by the token that the stream had last.
+
+    Attributes:
+        under_way: The call that is under way.
     """
 
     def __init__(self, storage: RedisStorage, script: str) -> None:
+        self.under_way: asyncio.Task[None] | None = None
         self._storage = storage
         self._script = script
         self._waiting: deque[_Item] = deque()
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._written: set[tuple[str, str] | None] = set()
         self._is_scheduled = False
 
     async def ask(
         self, arguments: Sequence[bytes | str | int], size: int, *, stream: tuple[str, str] | None = None
     ) -> Any:
         """Return the answer for one operation; `size` is that of its events in bytes, `stream` the one it writes to."""
-        loop = asyncio.get_running_loop()
-        item = _Item(arguments, size, stream, loop.create_future())
+        item = _Item(arguments, size, stream, asyncio.get_running_loop().create_future())
         self._waiting.append(item)
-        self._schedule(loop)
+        self._schedule()
         return await item.answer
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._is_scheduled and len(self._under_way) < _MAX_CALLS_UNDER_WAY:
+    def _schedule(self) -> None:
+        if not self._is_scheduled and self.under_way is None:
             self._is_scheduled = True
             # Not at once: the other tasks of this turn of the loop may ask for something too.
-            loop.call_soon(self._send)
+            asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         self._is_scheduled = False
         items: list[_Item] = []
         kept_back: list[_Item] = []
+        written: set[tuple[str, str]] = set()
         size = 0
         while self._waiting and len(items) < _MAX_CALL_ITEMS and size < _MAX_CALL_BYTES:
             item = self._waiting.popleft()
             if item.answer.done():
                 continue  # Given up before it was sent.
-            if item.stream in self._written:
-                kept_back.append(item)
-                continue
             if item.stream is not None:
-                self._written.add(item.stream)
+                if item.stream in written:
+                    kept_back.append(item)
+                    continue
+                written.add(item.stream)
             items.append(item)
             size += item.size
         self._waiting.extendleft(reversed(kept_back))
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
-            task = _in_a_context_of_its_own(self._deliver(items))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            self.under_way = _in_a_context_of_its_own(self._deliver(items))
 
     async def _deliver(self, items: list[_Item]) -> None:
         try:
@@ -802,10 +823,9 @@ class _Lane:
                 if not item.answer.done():
                     item.answer.set_result(answer)
         finally:
-            self._written.difference_update(item.stream for item in items)
-            self._under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self.under_way = None
             if self._waiting:
-                self._schedule(asyncio.get_running_loop())
+                self._schedule()
 
 
 def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float) -> Redis | RedisCluster:

@@ -361,13 +361,21 @@ class Writer:
         """Go on in a session's current generation, if it was begun elsewhere and is still this worker's to write."""
         if self.shared is None:
             return False
-        found = await self.shared.find_owner(known(binding.session_id))
+        session_id = known(binding.session_id)
+        found = await self.shared.find_owner(session_id)
         if found is None or found.worker != self.shared.worker_id or found.generation == binding.generation:
             return False
+        generation, is_lost = found.generation, found.is_forked
+        if generation.counter <= known(binding.generation).counter:
+            # The storage is one that has not seen the later ones, and this one may have been ours: its cursors are out.
+            next_one = await self.storage.advance_generation(session_id)
+            if next_one is None:
+                return False
+            generation, is_lost = next_one, True
         for call in binding.calls.values():
             # After a fork, nobody knows what is left of what it has sent so far; otherwise it is void.
-            call.lost = 1 if found.is_forked and call.stream is not None else 0
-        await self._move_to(binding, found.generation)
+            call.lost = 1 if is_lost and call.stream is not None else 0
+        await self._move_to(binding, generation)
         return True
 
     async def _is_abandoned(self, binding: SessionBinding) -> bool:

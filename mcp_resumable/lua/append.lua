@@ -22,7 +22,7 @@ local function append(at, sid, generation, name, is_answer, count, token)
   if s.token == token then return s.mark end
   if s.drop_at ~= 0 or is_given_up(token, s.token) then return actual end
 
-  local number = call('HINCRBY', P .. 'totals', 'number', count) - count
+  local number = next_number('number', count) - count
   local places, text, length = {}, 0, 0
   for k = 1, count do
     local event = ARGV[at + k]
@@ -42,6 +42,7 @@ local function append(at, sid, generation, name, is_answer, count, token)
   if length == count then
     call('ZADD', order_key(sid), number + 1, name)
     call('ZADD', P .. 'oldest', 'NX', number + 1, sid)
+    keep_global_key('oldest')
     call('PEXPIRE', s.list, 2 * IDLE)
     call('PEXPIRE', order_key(sid), 2 * IDLE)
   elseif now - tonumber(f[2]) >= GRAIN then
@@ -52,6 +53,7 @@ local function append(at, sid, generation, name, is_answer, count, token)
     s.drop_at = now + COMPLETED
     call('HINCRBY', key, 'u', -1)
     call('ZADD', P .. 'completed', s.drop_at, name .. ' ' .. generation .. ' ' .. sid)
+    keep_global_key('completed')
     call('PEXPIRE', s.list, 2 * COMPLETED)
   end
   local session_bytes, total_bytes = charge(sid, text + EVENT_CHARGE * count)
