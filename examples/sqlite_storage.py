@@ -2,7 +2,7 @@
 
 Each method is one transaction; one that writes takes the write lock first, so what it reads stays true until it
 commits. That blocks the event loop for 0.1 ms, and a hop to a thread takes half as long. A lock that is not free within
-a second is a fault of the storage.
+a second is a fault of the storage. Who can read the file can read what tools have answered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Events = Sequence[bytes | None]
 
 
 class SqliteStorage(Storage):
-    """Keeps everything in the file at `path`; all processes go by `clock`."""
+    """Keeps everything in the file at `path`; all processes go by one `clock`, and by the last `retention` given."""
 
     poll_seconds = 0.05  # One process cannot wake another.
 

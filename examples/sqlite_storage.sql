@@ -145,8 +145,8 @@ CREATE TRIGGER IF NOT EXISTS generation_claimed AFTER UPDATE OF counter ON sessi
     VALUES (NEW.session_id, 0, '0', 'null', NEW.counter, 0);
     -- The least recently active make room.
     UPDATE sessions SET over_at = (SELECT now FROM store) WHERE session_id IN (
-        SELECT session_id FROM sessions WHERE over_at IS NULL
-        ORDER BY session_id = NEW.session_id DESC, active_at DESC LIMIT -1 OFFSET (SELECT max_sessions FROM store)
+        SELECT session_id FROM sessions WHERE over_at IS NULL AND session_id <> NEW.session_id ORDER BY active_at
+        LIMIT (SELECT max(0, count(*) - (SELECT max_sessions FROM store)) FROM sessions WHERE over_at IS NULL)
     );
 END;
 
