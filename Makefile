@@ -2,6 +2,7 @@
 # .venvs/<name>: made once, and made anew when pyproject.toml has changed. `make clean` removes them.
 #
 #   make demo      a tool call cut in the middle, and a cursor for each row of the decision table
+#   make demo-cluster   two workers and a Valkey: a call resumed on the other worker, and a worker killed
 #   make test      the tests, on the newest mcp 2.x; on another SDK version: make test SDK=1.29.1
 #   make check     format, lint, types, tests with coverage
 #   make matrix    the tests on each of the four SDK versions; coverage of the newest 1.x and 2.x together
@@ -41,13 +42,16 @@ new_environment = $(PYTHON) -m venv --clear $(1) && $(1)/bin/python -m pip insta
 show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
 
-.PHONY: demo test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
+.PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
 
 demo: .venvs/mcp-$(SDK)/ready
 	.venvs/mcp-$(SDK)/bin/python examples/demo.py
+
+demo-cluster: .venvs/mcp-$(SDK)/ready
+	.venvs/mcp-$(SDK)/bin/python examples/demo_cluster.py
 
 test: test-$(SDK)
 
@@ -117,17 +121,17 @@ soak: .venvs/mcp-$(SDK)/ready
 
 .venvs/mcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test '$(requirement_$*)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test '$(requirement_$*)'
 	touch $@
 
 .venvs/check/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test --group check '$(requirement_2)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test --group check '$(requirement_2)'
 	touch $@
 
 .venvs/fastmcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test 'fastmcp==$*.*'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test 'fastmcp==$*.*'
 	touch $@
 
 .venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json

@@ -92,9 +92,28 @@ def place(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> 
     _check_entry(manager)
     _hand_over(manager, store)
     layer = ResumptionLayer(
-        inner, store, retry_interval=manager.retry_interval, max_request_body_size=manager.max_request_body_size
+        inner,
+        store,
+        retry_interval=manager.retry_interval,
+        max_request_body_size=manager.max_request_body_size,
+        transport_for=functools.partial(_transport_for, manager, store),
     )
     _set_entry(manager, layer)
+
+
+def _transport_for(
+    manager: StreamableHTTPSessionManager, store: ResumableEventStore, session_id: str
+) -> StreamableHTTPServerTransport | None:
+    """Return a transport as `manager` would make it for a session of this id; None where no session has such an id."""
+    try:
+        return StreamableHTTPServerTransport(
+            session_id,
+            event_store=store,
+            security_settings=manager.security_settings,
+            retry_interval=manager.retry_interval,
+        )
+    except ValueError:
+        return None
 
 
 def _hand_over(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> None:

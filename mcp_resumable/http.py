@@ -14,9 +14,11 @@ one instead of being answered 409; a request whose id is still unanswered in its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
+import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser, authorization_context
 
 from mcp_resumable.errors import (
@@ -29,6 +31,9 @@ from mcp_resumable.rejection import body_text
 from mcp_resumable.session import Call, Exchange, SessionBinding, current_exchange
 from mcp_resumable.store import ResumableEventStore
 from mcp_resumable.wire import ASGIApp, Gate, Receive, Scope, Send, Wire, cursor_frame, header
+
+if TYPE_CHECKING:
+    from mcp.server.streamable_http import StreamableHTTPServerTransport
 
 __all__ = ["ResumptionLayer"]
 
@@ -76,6 +81,7 @@ class ResumptionLayer:
         *,
         retry_interval: int | None = None,
         max_request_body_size: int = _MAX_REQUEST_BODY_SIZE,
+        transport_for: Callable[[str], StreamableHTTPServerTransport | None] | None = None,
     ) -> None:
         """Wrap `app`.
 
@@ -85,31 +91,36 @@ class ResumptionLayer:
             retry_interval: Milliseconds, as given to the session manager: the `retry` of the cursors that begin a
                 stream. None sends none.
             max_request_body_size: Bytes, as given to the session manager: larger bodies are passed on unread.
+            transport_for: Makes the SDK's transport for one request to a session of another worker, by its id; None for
+                an id that is none. Without it such requests are left to `app`.
         """
         self.app = app
         self.store = store
         self.retry_interval = retry_interval
         self.max_request_body_size = max_request_body_size
+        self._transport_for = transport_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http" or self.store in scope.get(_PASSED, ()):
             return await self.app(scope, receive, send)
-        scope = {**scope, _PASSED: (*scope.get(_PASSED, ()), self.store)}
         headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
         version = header(headers, _PROTOCOL_VERSION)
         if version is not None and _WITH_SESSIONS is not None and version not in _WITH_SESSIONS:
             return await self.app(scope, receive, send)
-        method = scope["method"]
+        method: str = scope["method"]
         session_id = header(headers, _SESSION_ID)
         credential = _credential_of(scope)
         if session_id is None:
             if method == "POST":
-                return await self._serve_opening(credential, scope, receive, send)
+                return await self._serve_opening(credential, self._pass(scope), receive, send)
             return await self.app(scope, receive, send)
         binding = self.store.find_binding(session_id)
+        if binding is None and method == "GET" and header(headers, _LAST_EVENT_ID):
+            return await self._serve_visit(session_id, credential, scope, receive, send)
         if binding is None or binding.layer is not self or binding.credential != credential:
             return await self.app(scope, receive, send)
+        scope = self._pass(scope)
         wire = self._wire_for(binding, receive, send)
         if method == "DELETE":
             return await self._serve_delete(binding, wire, scope)
@@ -120,6 +131,10 @@ class ResumptionLayer:
         if method == "GET":
             return await self._serve_get(binding, wire, scope, primes=(version or "") >= _FIRST_PRIMED_VERSION)
         return await self.app(scope, receive, send)
+
+    def _pass(self, scope: Scope) -> Scope:
+        """Return the scope of a request that this layer serves: others for its store are to stay out of the way."""
+        return {**scope, _PASSED: (*scope.get(_PASSED, ()), self.store)}
 
     def _wire_for(self, binding: SessionBinding, receive: Receive, send: Send) -> Wire:
         seconds = self.store.send_timeout
@@ -145,7 +160,7 @@ class ResumptionLayer:
         self._end_with_404(binding, wire)
         request_id = await wire.read_request_id(self.max_request_body_size)
         if request_id is None:  # A notification or a response, or nothing that the SDK will take.
-            return await self._run(Exchange(binding), scope, wire.receive, wire.send)
+            return await self._run(self.app, Exchange(binding), scope, wire.receive, wire.send)
         try:
             call = await binding.begin_call(request_id, wire.connection)
         except DuplicateRequestIdError as error:
@@ -155,11 +170,34 @@ class ResumptionLayer:
             # A tool may close or move its stream before the first frame is written: its client could not come back.
             wire.last_resort = lambda: self._first_cursor_of(binding, call)
         try:
-            await self._run(Exchange(binding), scope, wire.receive, wire.send)
+            await self._run(self.app, Exchange(binding), scope, wire.receive, wire.send)
             await wire.finish()
         finally:
             binding.release(wire.connection)
             binding.end_service(call, was_dispatched=wire.status == 200)
+
+    async def _serve_visit(
+        self, session_id: str, credential: object, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serve a claim to a session of another worker, if the storage is one that workers share.
+
+        The SDK's session manager knows nothing of that session; a transport of its own, for this one request, makes the
+        SDK's checks and its response.
+        """
+        binding = self.store.visit_session(session_id, self, credential)
+        transport = self._transport_for(session_id) if binding is not None and self._transport_for else None
+        if binding is None or transport is None:
+            await self.app(scope, receive, send)
+            return
+        wire = self._wire_for(binding, receive, send)
+        version = header(scope["headers"], _PROTOCOL_VERSION) or ""
+        gate = Gate(wire, is_claim=True, primes=version >= _FIRST_PRIMED_VERSION, retry_interval=self.retry_interval)
+        async with transport.connect():
+            try:
+                await self._run_get(binding, gate, transport.handle_request, scope)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await transport.terminate()
 
     async def _serve_delete(self, binding: SessionBinding, wire: Wire, scope: Scope) -> None:
         async def end(status: int, _headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -176,8 +214,12 @@ class ResumptionLayer:
             others = [(name, value) for name, value in scope["headers"] if name.lower() != _LAST_EVENT_ID]
             scope = {**scope, "headers": [*others, (_LAST_EVENT_ID, _NO_CLAIM)]}
         gate = Gate(wire, is_claim=is_claim, primes=primes, retry_interval=self.retry_interval)
+        await self._run_get(binding, gate, self.app, scope)
+
+    async def _run_get(self, binding: SessionBinding, gate: Gate, app: ASGIApp, scope: Scope) -> None:
+        wire = gate.wire
         try:
-            await self._run(Exchange(binding, gate), scope, wire.receive, gate.send)
+            await self._run(app, Exchange(binding, gate), scope, wire.receive, gate.send)
             if gate.error is not None:
                 wire.on_start = None  # This answer is ours: it tells nothing of the SDK's session.
                 await _respond(wire.send, gate.error, binding.session_id)
@@ -192,10 +234,10 @@ class ResumptionLayer:
             self.store.ledger.refused(binding, error)
         await _respond(wire.send, error, binding.session_id)
 
-    async def _run(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _run(self, app: ASGIApp, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         token = current_exchange.set(exchange)
         try:
-            await self.app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
             current_exchange.reset(token)
 

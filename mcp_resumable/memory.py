@@ -85,6 +85,11 @@ class MemoryStorage(Storage):
         # Nothing expires before this time.
         self._next_expiry = math.inf
 
+    @property
+    def charged_bytes(self) -> int:
+        """Bytes that count against `retention.max_total_bytes`: those of the events, and what keeping them takes."""
+        return self._charged_bytes
+
     async def _claim_generation(self, session_id: str, nonce: str, *, create: bool) -> Generation | None:
         now = self._now()
         session = self._sessions.get(session_id)

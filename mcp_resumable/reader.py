@@ -26,6 +26,7 @@ from mcp_resumable.errors import (
 from mcp_resumable.ledger import Ledger
 from mcp_resumable.rejection import answer_text, marker_text
 from mcp_resumable.session import ResumeGate, SessionBinding
+from mcp_resumable.shared import digest_of
 from mcp_resumable.storage import Batch, Storage
 from mcp_resumable.writer import Writer, known
 
@@ -36,6 +37,9 @@ SendEvent = Callable[[str, str | None], Awaitable[None]]
 
 # Events read at a time while replaying: bounds what a slow reader holds in memory beside the storage.
 _BATCH_EVENTS = 128
+
+# How long the end of a connection may wait for a storage.
+_LAST_NOTE_SECONDS = 1.0
 
 # How often a snapshot is read again because an append failed, or the generation moved, while it was read.
 _MAX_SNAPSHOT_ATTEMPTS = 3
@@ -55,6 +59,7 @@ class Reader:
         max_tail_seconds: float,
     ) -> None:
         self.storage = storage
+        self._shared = writer.shared
         self.writer = writer
         self.ledger = ledger
         self._rejection = rejection
@@ -67,22 +72,24 @@ class Reader:
         Raises:
             ResumptionError: When the claim is refused, before anything was sent.
         """
+        started = self.ledger.clock() if self.ledger.clock is not None else None
         cursor = EventCursor.parse(event_id)
         try:
+            await self._visit(binding, event_id)
             decision, snapshot = await self._decide(binding, event_id, cursor)
-        except StorageUnavailableError as error:
-            self.ledger.refused(binding, error)
+            if isinstance(decision, Resume):
+                await self._take_over(binding, decision.cursor, gate)
+        except (StorageUnavailableError, SessionNotFoundError) as error:
+            self.ledger.refused(binding, error, started)
             raise
         match decision:
             case Resume():
-                self.ledger.resumed()
-                # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
-                binding.take_over(decision.cursor.stream, gate.connection)
+                self.ledger.resumed(decision, started)
                 await gate.accept(event_id)
                 await self._follow(binding, gate, decision.cursor, send)
             case Reset() | Invalid() | Gone():
                 refusal = decision.error
-                self.ledger.refused(binding, refusal)
+                self.ledger.refused(binding, refusal, started)
                 if cursor is None or snapshot is None or self._rejection == "status":
                     raise refusal
                 await self._refuse_in_stream(binding, gate, cursor, snapshot, refusal, send)
@@ -90,7 +97,7 @@ class Reader:
     async def serve_plain(self, binding: SessionBinding, gate: ResumeGate, send: SendEvent) -> None:
         """Serve a GET without a cursor: after the last event of the standalone stream that was ever written."""
         cursor = await self._standalone_place(binding)
-        binding.take_over(STANDALONE, gate.connection)
+        await self._take_over(binding, cursor, gate)
         await gate.accept(str(cursor))
         await self._follow(binding, gate, cursor, send)
 
@@ -99,17 +106,20 @@ class Reader:
         for _ in range(_MAX_SNAPSHOT_ATTEMPTS):
             try:
                 await self.writer.revive(binding)
+                await self._catch_up_with_visitors(binding)
             except Exception as exc:
                 self.ledger.fault(binding, exc)
                 raise StorageUnavailableError from exc
             cursor = EventCursor(generation=known(binding.generation), stream=STANDALONE, seq=0)
             snapshot = await self._snapshot(binding, str(cursor), cursor)
             if snapshot is None:
-                if binding.status == "ended":
+                if binding.status in ("ended", "visiting"):
                     raise SessionNotFoundError
                 # This GET makes no claim: the session goes on in its next generation.
                 self.writer.note_evicted(binding)
                 continue
+            if binding.status == "visiting":
+                binding.generation = snapshot.generation
             if snapshot.claimed == "current" and isinstance(snapshot.stream, Retained):
                 seq = max(binding.carried_seq, snapshot.stream.replay_floor, snapshot.stream.last_hole)
                 if seq > binding.carried_seq:
@@ -117,6 +127,13 @@ class Reader:
                     binding.carried_seq = seq
                 return replace(cursor, seq=seq)
         raise GenerationMismatchError
+
+    async def _catch_up_with_visitors(self, binding: SessionBinding) -> None:
+        """Learn what other workers have sent of this session's standalone stream."""
+        if self._shared is not None and binding.status == "live":
+            found = await self._shared.find_owner(known(binding.session_id))
+            if found is not None and found.generation == binding.generation:
+                binding.written(found.carried_seq)
 
     async def _refuse_in_stream(
         self,
@@ -141,7 +158,7 @@ class Reader:
                 await send(answer_text(cursor.stream.request_id, error), None)
                 return
             fresh = current
-        binding.take_over(fresh.stream, gate.connection)
+        await self._take_over(binding, fresh, gate)
         await gate.accept(str(fresh))
         await send(marker_text(error), str(fresh))
         await self._follow(binding, gate, fresh, send)
@@ -177,8 +194,12 @@ class Reader:
                         await send(event.decode(), f"{prefix}{seq}")
                     if batch.is_terminal:
                         return
+                if binding.status == "visiting" and not connection.is_closed:
+                    await self._end_visit(binding, replace(cursor, seq=seq), send)
         finally:
             self.ledger.open_tails -= 1
+            with anyio.move_on_after(_LAST_NOTE_SECONDS, shield=True):
+                await self._note_carried(binding, cursor)
 
     async def _next_batch(self, binding: SessionBinding, after: EventCursor) -> Batch | None:
         """Wait for what follows `after`; None where it cannot be told, or the storage fails."""
@@ -188,6 +209,9 @@ class Reader:
                 batch = await self.storage.read(session_id, *place, _BATCH_EVENTS)
                 if batch is None or batch.events or batch.is_terminal:
                     return batch
+                if await self._is_orphaned(binding):
+                    return None
+                await self._note_carried(binding, after)
                 await self.storage.wait(session_id, *place)
         except Exception as exc:
             self.ledger.fault(binding, exc)
@@ -198,7 +222,86 @@ class Reader:
     ) -> tuple[Decision, Snapshot | None]:
         """Decide about one claim, from one snapshot that nothing in this process has outdated."""
         snapshot = await self._snapshot(binding, event_id, cursor)
-        return decide(event_id, cursor, snapshot, replay_completed=self._replay_completed), snapshot
+        decision = decide(event_id, cursor, snapshot, replay_completed=self._replay_completed)
+        if isinstance(decision, Resume) and snapshot is not None:
+            is_terminal = isinstance(snapshot.stream, Retained) and snapshot.stream.is_terminal
+            if not is_terminal and await self._is_orphaned_or_unknown(binding, event_id):
+                # What is complete can be had as long as it is retained; this will never be.
+                return Gone(SessionNotFoundError(event_id)), snapshot
+        return decision, snapshot
+
+    async def _is_orphaned_or_unknown(self, binding: SessionBinding, event_id: str) -> bool:
+        try:
+            return await self._is_orphaned(binding)
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
+            raise StorageUnavailableError(event_id) from exc
+
+    async def _take_over(self, binding: SessionBinding, cursor: EventCursor, gate: ResumeGate) -> None:
+        """Make a connection the one consumer of a stream, in this process and all others.
+
+        Raises:
+            StorageUnavailableError: When the others cannot be told.
+        """
+        connection = gate.connection
+        if self._shared is not None:
+            connection.rank = None
+        # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
+        self.ledger.take_overs += binding.take_over(cursor.stream, connection)
+        if self._shared is not None:
+            try:
+                connection.ranked(await self._shared.take_over(known(binding.session_id), cursor.stream))
+            except Exception as exc:
+                self.ledger.fault(binding, exc)
+                raise StorageUnavailableError(str(cursor)) from exc
+
+    async def _visit(self, binding: SessionBinding, event_id: str) -> None:
+        """Find out whose session is visited.
+
+        Raises:
+            SessionNotFoundError: When there is no such session, or the credential is not the one it was opened with.
+            StorageUnavailableError: When the storage cannot answer.
+        """
+        if binding.status != "visiting":
+            return
+        try:
+            found = await known(self._shared).find_owner(known(binding.session_id))
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
+            raise StorageUnavailableError(event_id) from exc
+        # A session that nobody has said to serve is being opened, or is not one of a store at all.
+        if found is None or not found.worker or found.credential != digest_of(binding.credential):
+            raise SessionNotFoundError(event_id)
+        if found.generation != binding.generation:
+            binding.carried_seq = binding.noted_seq = 0
+        binding.owner, binding.generation, binding.is_orphaned = found.worker, found.generation, not found.is_alive
+
+    async def _is_orphaned(self, binding: SessionBinding) -> bool:
+        """Tell whether the worker that serves a visited session is dead; its open calls are given up then."""
+        if binding.status != "visiting" or self._shared is None:
+            return False
+        if binding.is_orphaned or not self._shared.is_seen_alive(binding.owner):
+            # Looked at again, in one step with keeping the owner from writing, should it live after all.
+            binding.is_orphaned = await self._shared.abandon_session(known(binding.session_id))
+        return binding.is_orphaned
+
+    async def _note_carried(self, binding: SessionBinding, cursor: EventCursor) -> None:
+        """Let the owner of a visited session know what was written of its standalone stream."""
+        seq = binding.carried_seq
+        if binding.status == "visiting" and cursor.stream == STANDALONE and seq > binding.noted_seq:
+            try:
+                await known(self._shared).note_carried(known(binding.session_id), cursor.generation, seq)
+                binding.noted_seq = seq
+            except Exception as exc:
+                self.ledger.fault(binding, exc)
+
+    async def _end_visit(self, binding: SessionBinding, cursor: EventCursor, send: SendEvent) -> None:
+        """End a tail that can go no further; a call that nobody will answer is answered here."""
+        request_id = cursor.stream.request_id
+        if self._rejection == "stream" and request_id is not None and binding.is_orphaned:
+            error = SessionNotFoundError(str(cursor))
+            self.ledger.refused(binding, error)
+            await send(answer_text(request_id, error), None)
 
     async def _snapshot(self, binding: SessionBinding, event_id: str, cursor: EventCursor | None) -> Snapshot | None:
         if binding.session_id is None or binding.status == "ended":

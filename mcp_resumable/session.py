@@ -50,14 +50,18 @@ class Connection:
         is_closed: Nothing of the stream reaches the wire any more; the response ends cleanly.
         in_transit: Seqs handed to the SDK and not yet written, oldest first; kept only where `on_written` is set.
         on_written: Called with each seq once it has been written.
+        rank: Its number among the consumers of its stream, of all workers: the highest is the newest. None while it is
+            being asked for; 0 for a POST, which every resume replaces.
     """
 
-    __slots__ = ("_receiving", "in_transit", "is_closed", "on_written")
+    __slots__ = ("_outranked_by", "_receiving", "in_transit", "is_closed", "on_written", "rank")
 
     def __init__(self) -> None:
         self.is_closed = False
         self.in_transit: deque[int] = deque()
         self.on_written: Callable[[int], None] | None = None
+        self.rank: int | None = 0
+        self._outranked_by = 0
         self._receiving: anyio.CancelScope | None = None
 
     def on_event_written(self) -> None:
@@ -65,6 +69,17 @@ class Connection:
         seq = self.in_transit.popleft()
         if self.on_written is not None:
             self.on_written(seq)
+
+    def outranked(self, rank: int) -> None:
+        """Note that a consumer with this rank has taken the stream."""
+        self._outranked_by = max(self._outranked_by, rank)
+        if self.rank is not None and self.rank < self._outranked_by:
+            self.close()
+
+    def ranked(self, rank: int) -> None:
+        """Note the rank that was asked for."""
+        self.rank = rank
+        self.outranked(rank)
 
     def close(self) -> None:
         """End the response cleanly; idempotent."""
@@ -152,7 +167,10 @@ class SessionBinding:
         generation: The generation that it writes in; None while none is claimed.
         status: `unclaimed` until the storage has answered the first claim; `evicted` when retention dropped the
             session (its next request claims anew); `superseded` when another writer claimed it; `ended` when it is
-            over.
+            over; `visiting` for a session of another worker, which is only read here.
+        owner: The worker that serves a session that is `visiting`.
+        is_orphaned: That worker was found dead.
+        noted_seq: What that worker knows of `carried_seq`.
         calls: Unanswered or still served requests by request id as text.
         standalone: The standalone stream's place.
         unsettled: Calls with lost events of which the storage does not know yet.
@@ -172,7 +190,10 @@ class SessionBinding:
     nonce: str
     session_id: str | None = None
     generation: Generation | None = None
-    status: Literal["unclaimed", "live", "evicted", "superseded", "ended"] = "unclaimed"
+    status: Literal["unclaimed", "live", "evicted", "superseded", "ended", "visiting"] = "unclaimed"
+    owner: str = ""
+    is_orphaned: bool = False
+    noted_seq: int = 0
     calls: dict[str, Call] = field(default_factory=dict[str, Call])
     standalone: Call = field(default_factory=lambda: Call(request_id=None, stream=STANDALONE))
     unsettled: dict[Call, None] = field(default_factory=dict["Call", None])
@@ -216,17 +237,25 @@ class SessionBinding:
         if is_done and call.request_id is not None and self.calls.get(call.request_id) is call:
             del self.calls[call.request_id]
 
-    def take_over(self, stream: StreamId, connection: Connection) -> None:
-        """Make `connection` the one consumer of `stream`; an older one is closed."""
+    def take_over(self, stream: StreamId, connection: Connection) -> bool:
+        """Make `connection` the one consumer of `stream`; an older one is closed. Tell whether one was open."""
         older = self.consumers.get(stream)
         self.consumers[stream] = connection
-        if older is not None and older is not connection:
-            older.close()
+        if older is None or older is connection or older.is_closed:
+            return False
+        older.close()
+        return True
 
     def release(self, connection: Connection) -> None:
         """Forget a connection that is over."""
         for stream in [stream for stream, consumer in self.consumers.items() if consumer is connection]:
             del self.consumers[stream]
+
+    def taken_over(self, stream: str, rank: int) -> None:
+        """Close the consumer of a stream that another worker's connection has replaced."""
+        for consumed, connection in list(self.consumers.items()):
+            if str(consumed) == stream:
+                connection.outranked(rank)
 
     def close_consumers(self) -> None:
         """Close every connection that carries a stream of this session."""

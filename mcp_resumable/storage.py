@@ -206,6 +206,11 @@ class Storage(ABC):
         self.evicted_events = 0
         """Events that retention has evicted since this instance was made, as far as the backend can tell."""
 
+    @property
+    def charged_bytes(self) -> int | None:
+        """Bytes that count against `retention.max_total_bytes`; None where only a scan could tell. From any thread."""
+        return None
+
     async def open_session(self, session_id: str, *, nonce: str | None = None) -> Generation:
         """Begin a session, or a session id's next life: claim its next generation and make it current.
 

@@ -24,7 +24,9 @@ from mcp_resumable.ledger import Ledger, StoreStats
 from mcp_resumable.memory import MemoryStorage
 from mcp_resumable.reader import Reader
 from mcp_resumable.session import SessionBinding, current_exchange
+from mcp_resumable.shared import SharedStorage
 from mcp_resumable.storage import SessionDescription, Storage
+from mcp_resumable.workers import WorkerLink
 from mcp_resumable.writer import Writer
 
 __all__ = ["ResumableEventStore"]
@@ -73,7 +75,7 @@ class ResumableEventStore(EventStore):
         self.replay_completed = replay_completed
         self.send_timeout = send_timeout
         self.max_tail_seconds = max_tail_seconds
-        self.ledger = Ledger()
+        self.ledger = Ledger(self.storage)
         self._writer = Writer(self.storage, self.ledger)
         self._reader = Reader(
             self.storage,
@@ -84,6 +86,10 @@ class ResumableEventStore(EventStore):
             max_tail_seconds=max_tail_seconds,
         )
         self._bindings: WeakValueDictionary[str, SessionBinding] = WeakValueDictionary()
+        self._workers: WorkerLink | None = None
+        if isinstance(self.storage, SharedStorage):
+            self._workers = WorkerLink(self._bindings, self._writer, self.ledger)
+            self.storage.serve(self._workers)
 
     async def store_event(self, stream_id: str, message: Any) -> str:
         """Store an event of the current session and return its id; called by the SDK.
@@ -217,10 +223,12 @@ class ResumableEventStore(EventStore):
         return StoreStats(
             decisions=dict(ledger.decisions),
             appends=ledger.appends,
+            replayed_events=ledger.replayed_events,
             oversized=ledger.oversized,
             faults=ledger.faults,
             refused_requests=ledger.refused_requests,
             stalled_readers=ledger.stalled_readers,
+            take_overs=ledger.take_overs,
             evicted_events=self.storage.evicted_events,
             open_tails=ledger.open_tails,
             sessions=sum(binding.status != "ended" for binding in self._bindings.values()),
@@ -233,6 +241,12 @@ class ResumableEventStore(EventStore):
     def find_binding(self, session_id: str) -> SessionBinding | None:
         """Return the binding of a session of this process, also for a while after it ended."""
         return self._bindings.get(session_id)
+
+    def visit_session(self, session_id: str, layer: object, credential: object) -> SessionBinding | None:
+        """Return a binding for a session that another worker may serve; None where the storage is not shared."""
+        if self._workers is None:
+            return None
+        return self._workers.visit(session_id, credential, store=self, layer=layer)
 
     async def attach_session(self, binding: SessionBinding, session_id: str) -> None:
         """Give a binding its session id, as the response to the opening request names it."""

@@ -118,6 +118,7 @@ class Gate:
     """The response of a GET: held back until the store has decided. See `ResumeGate`.
 
     Attributes:
+        wire: The exchange.
         error: Why the claim is refused, None where it is not.
         is_accepted: The response has begun.
     """
@@ -127,7 +128,7 @@ class Gate:
         self.connection = wire.connection
         self.error: ResumptionError | None = None
         self.is_accepted = False
-        self._wire = wire
+        self.wire = wire
         self._primes = primes
         self._retry_interval = retry_interval
         self._start: Message | None = None
@@ -137,12 +138,12 @@ class Gate:
         """Let the SDK's response begin, with the cursor as its first frame. See `ResumeGate`."""
         # The SDK begins its response and asks the store in two tasks, in no certain order.
         await self._started.wait()
-        await self._wire.send(cast(Message, self._start))
+        await self.wire.send(cast(Message, self._start))
         self.is_accepted = True
         if event_id is not None and self._primes:
             # Also where the connection was closed meanwhile: a client without a cursor could not come back.
             frame = cursor_frame(event_id, self._retry_interval)
-            await self._wire.send({"type": "http.response.body", "body": frame, "more_body": True}, even_if_closed=True)
+            await self.wire.send({"type": "http.response.body", "body": frame, "more_body": True}, even_if_closed=True)
 
     def refuse(self, error: ResumptionError) -> None:
         """Keep the SDK's response back; the layer answers with the error. See `ResumeGate`."""
@@ -154,7 +155,7 @@ class Gate:
             self._start = message
             self._started.set()
         elif self._start is None or self.is_accepted:
-            await self._wire.send(message)
+            await self.wire.send(message)
         elif self.error is None and not message.get("more_body", False):
             # The store ended without a decision, which it must not.
             self.error = StorageUnavailableError()

@@ -18,6 +18,7 @@ from pydantic import RootModel
 from mcp_resumable.cursor import STANDALONE, Generation, StreamId
 from mcp_resumable.ledger import Ledger
 from mcp_resumable.session import SDK_STANDALONE, Call, SessionBinding, when_current_task_ends
+from mcp_resumable.shared import SharedStorage, digest_of
 from mcp_resumable.storage import AppendRefusedError, Storage
 
 __all__ = ["Writer", "known"]
@@ -31,6 +32,7 @@ class Writer:
 
     def __init__(self, storage: Storage, ledger: Ledger) -> None:
         self.storage = storage
+        self.shared = storage if isinstance(storage, SharedStorage) else None
         self.ledger = ledger
         # Sessions that are over here and not yet in the storage; ended there by the next operation.
         self.over: deque[tuple[str, Generation | None]] = deque()
@@ -134,7 +136,8 @@ class Writer:
                         is_terminal=call.is_answer_lost,
                     )
                 except AppendRefusedError as refusal:
-                    self._note_refusal(binding, refusal)
+                    if await self._has_moved(binding, refusal):
+                        continue  # What was lost was lost to the earlier generation.
                 call.lost -= lost
                 binding.unsettled.pop(call, None)
 
@@ -194,34 +197,37 @@ class Writer:
             self.ledger.too_large(binding, call.request_id, len(data))
         session_id, generation = binding.session_id, binding.generation
         stream, prefix, execution = call.stream, call.prefix, call.execution
+        started = self.ledger.clock() if self.ledger.clock is not None else None
         if session_id is not None and generation is not None and stream is not None and not call.lost:
             try:
                 seq = await self.storage.append(session_id, generation, stream, (event,), is_terminal=is_answer)
             except AppendRefusedError:
                 pass  # Moved while this was under way, or no longer ours: told apart under the lock.
             else:
-                self.ledger.stored(binding, event)
+                self.ledger.stored(binding, event, started)
                 return f"{prefix}{seq}"
         async with binding.lock:
             if call.execution != execution:
                 return ""  # Sent by an execution that has been superseded since.
-            if binding.status == "evicted" and call.stream is not None:
-                return ""  # A late event does not revive a session; a call that has sent nothing yet may.
-            try:
-                await self._ensure_open(binding, call)
-                seq = await self.storage.append(
-                    known(binding.session_id),
-                    known(binding.generation),
-                    known(call.stream),
-                    (*(None for _ in range(call.lost)), event),
-                    is_terminal=is_answer,
-                )
-            except AppendRefusedError as refusal:
-                self._note_refusal(binding, refusal)
-                return ""
+            while True:
+                if binding.status == "evicted" and call.stream is not None:
+                    return ""  # A late event does not revive a session; a call that has sent nothing yet may.
+                try:
+                    await self._ensure_open(binding, call)
+                    seq = await self.storage.append(
+                        known(binding.session_id),
+                        known(binding.generation),
+                        known(call.stream),
+                        (*(None for _ in range(call.lost)), event),
+                        is_terminal=is_answer,
+                    )
+                    break
+                except AppendRefusedError as refusal:
+                    if not await self._has_moved(binding, refusal):
+                        return ""
             call.lost = 0
             binding.unsettled.pop(call, None)
-            self.ledger.stored(binding, event)
+            self.ledger.stored(binding, event, started)
             return f"{call.prefix}{seq}"
 
     def _lose(self, binding: SessionBinding, call: Call, *, is_answer: bool) -> None:
@@ -241,23 +247,24 @@ class Writer:
         """Claim a generation and open the call's stream where that is still to be done. Under the lock."""
         if binding.status in ("unclaimed", "evicted"):
             await self._claim(binding)
-        if call.stream is not None:
-            return
-        try:
-            await self._open(binding, call)
-        except AppendRefusedError as refusal:
-            self._note_refusal(binding, refusal)
-            if binding.status != "evicted":
-                raise
-            # Evicted without our noticing, and here is a new call: the session goes on in its next generation.
-            await self._claim(binding)
-            await self._open(binding, call)
+        while call.stream is None:
+            try:
+                await self._open(binding, call)
+            except AppendRefusedError as refusal:
+                if await self._has_moved(binding, refusal):
+                    continue
+                if binding.status != "evicted":
+                    raise
+                # Evicted without our noticing, and here is a new call: the session goes on in its next generation.
+                await self._claim(binding)
 
     async def _claim(self, binding: SessionBinding) -> None:
         """Claim the session's first generation, or the next after retention has dropped it. Under the lock."""
         session_id = known(binding.session_id)
         is_first = binding.status == "unclaimed"
         generation = await self.storage.open_session(session_id, nonce=binding.nonce if is_first else None)
+        if self.shared is not None:
+            await self.shared.own_session(session_id, generation, digest_of(binding.credential))
         if binding.status == "ended":
             self.over.append((session_id, generation))
             raise AppendRefusedError(None)
@@ -306,7 +313,7 @@ class Writer:
             try:
                 await self._open(binding, call)
             except AppendRefusedError as refusal:
-                self._note_refusal(binding, refusal)
+                await self._has_moved(binding, refusal)
             except Exception as exc:
                 self.ledger.fault(binding, exc)
 
@@ -319,15 +326,42 @@ class Writer:
         if call.connection is not None and not call.connection.is_closed:
             binding.take_over(stream, call.connection)
 
-    def _note_refusal(self, binding: SessionBinding, refusal: AppendRefusedError) -> None:
-        """The storage refused a write: find out what we are no longer."""
+    async def catch_up(self, binding: SessionBinding) -> None:
+        """Follow a session that another worker may have moved."""
+        async with binding.lock:
+            if binding.status == "live":
+                found = await known(self.shared).find_owner(known(binding.session_id))
+                await self._has_moved(binding, AppendRefusedError(None if found is None else found.generation))
+
+    async def _has_moved(self, binding: SessionBinding, refusal: AppendRefusedError) -> bool:
+        """The storage refused a write: find out what we are no longer. Under the lock.
+
+        Returns:
+            Whether the session goes on here, in a generation that was begun elsewhere.
+        """
         if binding.status != "live":
-            return
+            return False
         if refusal.current is None:
             self.note_evicted(binding)
         elif refusal.current != binding.generation:
+            if await self._adopt(binding):
+                return True
             binding.end("superseded")
             self.ledger.superseded(binding, refusal.current)
+        return False
+
+    async def _adopt(self, binding: SessionBinding) -> bool:
+        """Go on in a session's current generation, if it was begun elsewhere and is still this worker's to write."""
+        if self.shared is None:
+            return False
+        found = await self.shared.find_owner(known(binding.session_id))
+        if found is None or found.worker != self.shared.worker_id or found.generation == binding.generation:
+            return False
+        for call in binding.calls.values():
+            # After a fork, nobody knows what is left of what it has sent so far; otherwise it is void.
+            call.lost = 1 if found.is_forked and call.stream is not None else 0
+        await self._move_to(binding, found.generation)
+        return True
 
     def note_evicted(self, binding: SessionBinding) -> None:
         """Note that the storage no longer knows a session that the SDK holds."""

@@ -215,7 +215,10 @@ def test_ten_thousand_hostile_cursors_are_each_refused_with_a_reason_and_one_log
                 reasons.add(reason)
                 (record,) = caplog.records
                 line = record.getMessage()
-                assert re.fullmatch(r"[ -~]+", line)
+                fields = [str(value) for name, value in vars(record).items() if name.startswith("mcp_resumable_")]
+                assert len(fields) == 5
+                assert all(re.fullmatch(r"[ -~]+", text) for text in (line, *fields))
+                assert max(map(len, fields)) < MAX_LOG_LINE
                 assert len(line) <= MAX_LOG_LINE
                 assert reason in line
                 caplog.clear()

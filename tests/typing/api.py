@@ -78,6 +78,8 @@ def look(description: SessionDescription, stats: StoreStats) -> None:
     assert_type(store.stats(), "StoreStats")
     assert_type(stats.decisions, dict[str, int])
     assert_type(stats.open_tails, int)
+    assert_type(stats.take_overs, int)
+    assert_type(store.storage.charged_bytes, int | None)
 
 
 def parse(event_id: str) -> None:

@@ -1,0 +1,27 @@
+-- The pulse of a worker. ARGV: worker, milliseconds of its lease, sessions of it whose keys are to be kept.
+-- Returns the number of evicted events, the bytes that all sessions are charged, and those of the sessions that are
+-- unknown or over.
+
+call('SET', P .. 'w:' .. ARGV[2], 1, 'PX', ARGV[3])
+sweep(64)
+local result = {0, 0}
+for at = 4, #ARGV do
+  local sid = ARGV[at]
+  local key = session_key(sid)
+  local generation = call('HGET', key, 'g')
+  if generation then
+    call('PEXPIRE', key, 2 * IDLE)
+    call('PEXPIRE', order_key(sid), 2 * IDLE)
+    for _, name in ipairs(call('ZRANGE', order_key(sid), 0, -1)) do
+      local s = load_stream(sid, generation, name)
+      if s and s.drop_at == 0 then call('PEXPIRE', s.list, 2 * IDLE) end
+    end
+  else
+    result[#result + 1] = sid
+  end
+end
+keep_global_keys()
+save_streams()
+result[1] = evicted
+result[2] = tonumber(call('HGET', P .. 'totals', 'bytes') or 0)
+return result

@@ -1,0 +1,67 @@
+"""What several workers over one `SharedStorage` do for each other, seen from one of them.
+
+A session of another worker is visited: it is read here, and nothing of it is written but the numbers of its consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from weakref import WeakValueDictionary
+
+from mcp_resumable.ledger import Ledger
+from mcp_resumable.session import SessionBinding
+from mcp_resumable.shared import digest_of
+from mcp_resumable.writer import Writer
+
+__all__ = ["WorkerLink"]
+
+
+class WorkerLink:
+    """Follows what other workers do to sessions that this one serves or visits. See `Worker`."""
+
+    def __init__(self, bindings: Mapping[str, SessionBinding], writer: Writer, ledger: Ledger) -> None:
+        self._bindings = bindings
+        self._writer = writer
+        self._ledger = ledger
+        # By session and credential: a visitor that turns out to have the wrong one shares nothing with the right one.
+        self._visits: WeakValueDictionary[tuple[str, str], SessionBinding] = WeakValueDictionary()
+
+    def visit(self, session_id: str, credential: object, *, store: object, layer: object) -> SessionBinding:
+        """Return the binding for a session that this worker does not serve, if anybody does."""
+        key = (session_id, digest_of(credential))
+        binding = self._visits.get(key)
+        if binding is None:
+            binding = SessionBinding(
+                store=store, layer=layer, credential=credential, nonce="", session_id=session_id, status="visiting"
+            )
+            self._visits[key] = binding
+        return binding
+
+    async def on_recovered(self) -> None:
+        """See `Worker`."""
+        for binding in list(self._bindings.values()):
+            if binding.unsettled:
+                try:
+                    await self._writer.settle(binding)
+                except Exception as exc:
+                    self._ledger.fault(binding, exc)
+
+    async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
+        """See `Worker`."""
+        binding = self._bindings.get(session_id)
+        if binding is None:
+            return
+        if is_ended:
+            binding.end()
+            return
+        try:
+            await self._writer.catch_up(binding)
+        except Exception as exc:
+            self._ledger.fault(binding, exc)
+
+    def on_taken_over(self, session_id: str, stream: str, number: int) -> None:
+        """See `Worker`."""
+        own = self._bindings.get(session_id)
+        visits = [binding for (visited, _), binding in self._visits.items() if visited == session_id]
+        for binding in [*visits, *([own] if own is not None else [])]:
+            binding.taken_over(stream, number)
