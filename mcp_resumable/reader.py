@@ -25,9 +25,9 @@ from mcp_resumable.errors import (
 )
 from mcp_resumable.ledger import Ledger
 from mcp_resumable.rejection import answer_text, marker_text
-from mcp_resumable.session import ResumeGate, SessionBinding
+from mcp_resumable.session import Connection, ResumeGate, SessionBinding
 from mcp_resumable.shared import digest_of
-from mcp_resumable.storage import Batch, Storage
+from mcp_resumable.storage import Storage
 from mcp_resumable.writer import Writer, known
 
 __all__ = ["Reader", "SendEvent"]
@@ -43,6 +43,27 @@ _LAST_NOTE_SECONDS = 1.0
 
 # How often a snapshot is read again because an append failed, or the generation moved, while it was read.
 _MAX_SNAPSHOT_ATTEMPTS = 3
+
+
+class _Tail:
+    """A connection, and how far it has come in its stream.
+
+    Attributes:
+        seq: Of the last event that was handed to the SDK.
+        prefix: The event ids of the stream without the seq.
+        is_complete: The answer was handed to the SDK.
+    """
+
+    __slots__ = ("connection", "generation", "is_complete", "prefix", "send", "seq", "stream")
+
+    def __init__(self, cursor: EventCursor, connection: Connection, send: SendEvent) -> None:
+        self.generation = cursor.generation
+        self.stream = cursor.stream
+        self.seq = cursor.seq
+        self.prefix = f"{cursor.generation}:{cursor.stream}:"
+        self.connection = connection
+        self.send = send
+        self.is_complete = False
 
 
 class Reader:
@@ -176,46 +197,52 @@ class Reader:
 
     async def _follow(self, binding: SessionBinding, gate: ResumeGate, cursor: EventCursor, send: SendEvent) -> None:
         """Send what follows `cursor`, each event once and in order, until the answer or until it would skip one."""
-        stream, seq, connection = cursor.stream, cursor.seq, gate.connection
-        prefix = f"{cursor.generation}:{stream}:"
-        if stream == STANDALONE:
-            connection.on_written = binding.written
+        tail = _Tail(cursor, gate.connection, send)
+        if cursor.stream == STANDALONE:
+            tail.connection.on_written = binding.written
         self.ledger.open_tails += 1
         try:
-            with anyio.move_on_after(self._max_tail_seconds):
-                while (batch := await self._next_batch(binding, replace(cursor, seq=seq))) is not None:
-                    for event in batch.events:
-                        # Invariant: seq + 1 is the place of `event`. A hole ends the connection; it is never skipped.
-                        if event is None or connection.is_closed:
-                            return
-                        seq += 1
-                        if connection.on_written is not None:
-                            connection.in_transit.append(seq)
-                        await send(event.decode(), f"{prefix}{seq}")
-                    if batch.is_terminal:
-                        return
-                if binding.status == "visiting" and not connection.is_closed:
-                    await self._end_visit(binding, replace(cursor, seq=seq), send)
+            # The first batch without a timer, which costs more than the replay of an event: most resumes end with it.
+            is_open = await self._send_next(binding, tail, waits=False)
+            if is_open:
+                with anyio.move_on_after(self._max_tail_seconds):
+                    while is_open:
+                        is_open = await self._send_next(binding, tail, waits=True)
+            if binding.status == "visiting":
+                await self._end_visit(binding, tail)
         finally:
             self.ledger.open_tails -= 1
-            with anyio.move_on_after(_LAST_NOTE_SECONDS, shield=True):
-                await self._note_carried(binding, cursor)
+            if binding.status == "visiting":
+                with anyio.move_on_after(_LAST_NOTE_SECONDS, shield=True):
+                    await self._note_carried(binding, tail)
 
-    async def _next_batch(self, binding: SessionBinding, after: EventCursor) -> Batch | None:
-        """Wait for what follows `after`; None where it cannot be told, or the storage fails."""
-        session_id, place = known(binding.session_id), (after.generation, after.stream, after.seq)
+    async def _send_next(self, binding: SessionBinding, tail: _Tail, *, waits: bool) -> bool:
+        """Send the next batch, and wait where there is none yet; False where nothing more can be sent."""
+        place = known(binding.session_id), tail.generation, tail.stream, tail.seq
         try:
-            while True:
-                batch = await self.storage.read(session_id, *place, _BATCH_EVENTS)
-                if batch is None or batch.events or batch.is_terminal:
-                    return batch
+            batch = await self.storage.read(*place, _BATCH_EVENTS)
+            if batch is not None and waits and not batch.events and not batch.is_terminal:
                 if await self._is_orphaned(binding):
-                    return None
-                await self._note_carried(binding, after)
-                await self.storage.wait(session_id, *place)
+                    return False
+                await self._note_carried(binding, tail)
+                await self.storage.wait(*place)
+                return True
         except Exception as exc:
             self.ledger.fault(binding, exc)
-            return None
+            return False
+        if batch is None:
+            return False
+        prefix, connection, send, seq = tail.prefix, tail.connection, tail.send, tail.seq
+        for event in batch.events:
+            # Invariant: seq + 1 is the place of `event`. A hole ends the connection; it is never skipped.
+            if event is None or connection.is_closed:
+                return False
+            tail.seq = seq = seq + 1
+            if connection.on_written is not None:
+                connection.in_transit.append(seq)
+            await send(event.decode(), f"{prefix}{seq}")
+        tail.is_complete = batch.is_terminal
+        return not batch.is_terminal
 
     async def _decide(
         self, binding: SessionBinding, event_id: str, cursor: EventCursor | None
@@ -285,23 +312,25 @@ class Reader:
             binding.is_orphaned = await self._shared.abandon_session(known(binding.session_id))
         return binding.is_orphaned
 
-    async def _note_carried(self, binding: SessionBinding, cursor: EventCursor) -> None:
+    async def _note_carried(self, binding: SessionBinding, tail: _Tail) -> None:
         """Let the owner of a visited session know what was written of its standalone stream."""
         seq = binding.carried_seq
-        if binding.status == "visiting" and cursor.stream == STANDALONE and seq > binding.noted_seq:
+        if binding.status == "visiting" and tail.stream == STANDALONE and seq > binding.noted_seq:
             try:
-                await known(self._shared).note_carried(known(binding.session_id), cursor.generation, seq)
+                await known(self._shared).note_carried(known(binding.session_id), tail.generation, seq)
                 binding.noted_seq = seq
             except Exception as exc:
                 self.ledger.fault(binding, exc)
 
-    async def _end_visit(self, binding: SessionBinding, cursor: EventCursor, send: SendEvent) -> None:
+    async def _end_visit(self, binding: SessionBinding, tail: _Tail) -> None:
         """End a tail that can go no further; a call that nobody will answer is answered here."""
-        request_id = cursor.stream.request_id
-        if self._rejection == "stream" and request_id is not None and binding.is_orphaned:
-            error = SessionNotFoundError(str(cursor))
+        request_id = tail.stream.request_id
+        if tail.is_complete or tail.connection.is_closed or request_id is None or not binding.is_orphaned:
+            return
+        if self._rejection == "stream":
+            error = SessionNotFoundError(f"{tail.prefix}{tail.seq}")
             self.ledger.refused(binding, error)
-            await send(answer_text(request_id, error), None)
+            await tail.send(answer_text(request_id, error), None)
 
     async def _snapshot(self, binding: SessionBinding, event_id: str, cursor: EventCursor | None) -> Snapshot | None:
         if binding.session_id is None or binding.status == "ended":

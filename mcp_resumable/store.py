@@ -12,7 +12,7 @@ poll costs nothing; `replay_events_after` always returns None.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from typing import Any, Literal, cast
 from weakref import WeakValueDictionary
 
@@ -135,9 +135,9 @@ class ResumableEventStore(EventStore):
             raise RuntimeError(_LAYER_MISSING)
         gate = exchange.gate
 
-        async def send(text: str, event_id: str | None) -> None:
+        def send(text: str, event_id: str | None) -> Awaitable[None]:
             # The SDK only asks a message for its JSON text.
-            await send_callback(EventMessage(cast(Any, _StoredMessage(text)), event_id))
+            return send_callback(EventMessage(cast(Any, _StoredMessage(text)), event_id))
 
         try:
             if gate.is_claim:
@@ -281,11 +281,13 @@ _LAYER_MISSING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class _StoredMessage:
     """Stands for a message where the SDK only asks for its JSON text: a replay is neither parsed nor dumped again."""
 
-    text: str
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     def model_dump_json(self, **_options: object) -> str:
         return self.text
