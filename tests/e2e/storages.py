@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
+import pytest
 
 from examples.sqlite_storage import SqliteStorage
 from mcp_resumable import EventCursor, Generation, MemoryStorage, Retention, Storage
@@ -14,27 +14,22 @@ from mcp_resumable.cursor import StreamId
 from mcp_resumable.decision import Snapshot
 from mcp_resumable.storage import Batch, SessionDescription
 
-__all__ = ["STORAGES", "OpenStorage", "ScriptedStorage", "StorageDownError"]
+__all__ = ["STORAGES", "MakeStorage", "ScriptedStorage", "StorageDownError"]
 
-OpenStorage = Callable[[Retention, Path], AbstractAsyncContextManager[Storage]]
-"""Opens a fresh and empty storage, with a folder of its own."""
-
-
-@asynccontextmanager
-async def _open_memory(retention: Retention, _folder: Path) -> AsyncIterator[Storage]:
-    yield MemoryStorage(retention=retention)
+MakeStorage = Callable[[pytest.FixtureRequest, Retention], Storage]
+"""Makes a fresh and empty storage, of what fixtures provide; in an event loop."""
 
 
-@asynccontextmanager
-async def _open_sqlite(retention: Retention, folder: Path) -> AsyncIterator[Storage]:
-    storage = SqliteStorage(folder / "events.db", retention=retention)
-    try:
-        yield storage
-    finally:
-        await storage.aclose()
+def _memory(_request: pytest.FixtureRequest, retention: Retention) -> Storage:
+    return MemoryStorage(retention=retention)
 
 
-STORAGES: dict[str, OpenStorage] = {"memory": _open_memory, "sqlite": _open_sqlite}
+def _sqlite(request: pytest.FixtureRequest, retention: Retention) -> Storage:
+    folder: Path = request.getfixturevalue("tmp_path")
+    return SqliteStorage(folder / "events.db", retention=retention)
+
+
+STORAGES: dict[str, MakeStorage] = {"memory": _memory, "sqlite": _sqlite}
 
 
 class StorageDownError(Exception):
@@ -141,3 +136,7 @@ class ScriptedStorage(Storage):
 
     async def _describe(self, session_id: str) -> SessionDescription | None:
         return await self._inner._describe(session_id)
+
+    async def aclose(self) -> None:
+        """Close the other storage."""
+        await self._inner.aclose()

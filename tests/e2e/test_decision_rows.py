@@ -72,17 +72,19 @@ PLACES: list[tuple[Way, str]] = [
 
 
 @pytest.fixture(params=PLACES, ids="-".join)
-def scene(request: pytest.FixtureRequest, tmp_path: Path) -> MakeScene:
+def scene(request: pytest.FixtureRequest) -> MakeScene:
     way, name = request.param
 
     @asynccontextmanager
     async def make(retention: Retention | None = None, **options: Any) -> AsyncIterator[Scene]:
-        with anyio.fail_after(TIMEOUT):
-            async with STORAGES[name](retention or Retention(), tmp_path) as inner:
-                storage = ScriptedStorage(inner)
-                store = ResumableEventStore(storage, **options)
+        storage = ScriptedStorage(STORAGES[name](request, retention or Retention()))
+        store = ResumableEventStore(storage, **options)
+        try:
+            with anyio.fail_after(TIMEOUT):
                 async with serve(way, store) as server, session(server) as client:
                     yield Scene(server, client, storage)
+        finally:
+            await storage.aclose()
 
     return make
 
