@@ -79,7 +79,11 @@ class StreamId:
         """Return the wire spelling, e.g. `5.Nw`."""
         if self.request_id is None:
             return str(self.ordinal)
-        return f"{self.ordinal}.{urlsafe_b64encode(self.request_id.encode()).decode().rstrip('=')}"
+        return f"{self.ordinal}.{_encoded(self.request_id)}"
+
+
+def _encoded(request_id: str) -> str:
+    return urlsafe_b64encode(request_id.encode()).decode().rstrip("=")
 
 
 STANDALONE = StreamId(0)
@@ -112,22 +116,19 @@ class EventCursor:
         match = _EVENT_ID.fullmatch(event_id)
         if match is None:
             return None
-        ordinal, encoded = int(match["ordinal"]), match["request"]
+        counter, nonce, ordinal, encoded, seq = match.groups()
         request_id: str | None = None
         if encoded is not None:
-            if ordinal == 0:
+            if ordinal == "0":
                 return None
             try:
                 request_id = urlsafe_b64decode(encoded[1:] + "=" * (-(len(encoded) - 1) % 4)).decode()
             except ValueError:
                 return None
-        cursor = cls(
-            generation=Generation(int(match["counter"]), match["nonce"]),
-            stream=StreamId(ordinal, request_id),
-            seq=int(match["seq"]),
-        )
-        # Invariant: one spelling per cursor. base64 accepts stray trailing bits ("Nx" for "Nw"), so compare.
-        return cursor if str(cursor) == event_id else None
+            # Invariant: one spelling per cursor. base64 accepts stray trailing bits ("Nx" for "Nw"), so compare.
+            if _encoded(request_id) != encoded[1:]:
+                return None
+        return cls(generation=Generation(int(counter), nonce), stream=StreamId(int(ordinal), request_id), seq=int(seq))
 
     def __str__(self) -> str:
         """Return the event id, e.g. `2-k3v9q0m4x7ta:5.Nw:47`."""

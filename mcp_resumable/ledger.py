@@ -172,6 +172,14 @@ class Ledger:
         """Log that a session which the SDK holds is no longer in the storage."""
         logger.warning("Session %a was evicted: events go out live only, until its next request", binding.session_id)
 
+    def abandoned(self, binding: SessionBinding) -> None:
+        """Log that another worker has given up a session of this one."""
+        logger.warning(
+            "Session %a was given up, since this worker showed no sign of life: its open calls are answered by nobody, "
+            "and its next request begins anew",
+            binding.session_id,
+        )
+
     def superseded(self, binding: SessionBinding, current: object) -> None:
         """Log that another writer has claimed a session."""
         logger.warning(

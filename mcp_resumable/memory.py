@@ -252,10 +252,10 @@ class MemoryStorage(Storage):
 
     def _readable(self, session_id: str, generation: Generation, stream: StreamId) -> _Stream | None:
         session = self._active(session_id)
-        if session is None or session.generation != generation:
+        if session is None or (session.generation is not generation and session.generation != generation):
             return None
         kept = session.streams.get(stream.ordinal)
-        return kept if kept is not None and kept.id == stream else None
+        return kept if kept is not None and (kept.id is stream or kept.id == stream) else None
 
     def _add_stream(
         self, session: _Session, stream_id: StreamId, request_id: str | None, origin: tuple[int, int]

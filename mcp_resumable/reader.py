@@ -208,8 +208,11 @@ class Reader:
                 with anyio.move_on_after(self._max_tail_seconds):
                     while is_open:
                         is_open = await self._send_next(binding, tail, waits=True)
-            if binding.status == "visiting":
-                await self._end_visit(binding, tail)
+            if not is_open and not tail.is_complete and not tail.connection.is_closed:
+                if binding.status == "visiting":
+                    await self._end_visit(binding, tail)
+                elif self._shared is not None:
+                    await self.writer.catch_up(binding)
         finally:
             self.ledger.open_tails -= 1
             if binding.status == "visiting":
@@ -304,9 +307,14 @@ class Reader:
         binding.owner, binding.generation, binding.is_orphaned = found.worker, found.generation, not found.is_alive
 
     async def _is_orphaned(self, binding: SessionBinding) -> bool:
-        """Tell whether the worker that serves a visited session is dead; its open calls are given up then."""
-        if binding.status != "visiting" or self._shared is None:
+        """Tell whether nobody will answer a session's open calls.
+
+        A visited session whose worker is dead is given up by this; one of this worker may have been by another.
+        """
+        if self._shared is None:
             return False
+        if binding.status != "visiting":
+            return binding.status == "evicted"
         if binding.is_orphaned or not self._shared.is_seen_alive(binding.owner):
             # Looked at again, in one step with keeping the owner from writing, should it live after all.
             binding.is_orphaned = await self._shared.abandon_session(known(binding.session_id))
@@ -325,9 +333,7 @@ class Reader:
     async def _end_visit(self, binding: SessionBinding, tail: _Tail) -> None:
         """End a tail that can go no further; a call that nobody will answer is answered here."""
         request_id = tail.stream.request_id
-        if tail.is_complete or tail.connection.is_closed or request_id is None or not binding.is_orphaned:
-            return
-        if self._rejection == "stream":
+        if self._rejection == "stream" and request_id is not None and binding.is_orphaned:
             error = SessionNotFoundError(f"{tail.prefix}{tail.seq}")
             self.ledger.refused(binding, error)
             await tail.send(answer_text(request_id, error), None)

@@ -6,7 +6,7 @@ several shards.
 
 Appends, reads and snapshots that are asked for at the same time travel together, in one call. An append carries a
 token: one that was stored while its acknowledgement was lost is recognized when it is sent again, so each event is
-stored once.
+stored once; one that arrives after it was given up is refused. A claim is known by its nonce in the same way.
 
 Nobody polls. One connection listens for all readers of this process (a doorbell: what it says is only that it is worth
 while to read), one task looks after the lease, after readers whose doorbell was missed, and after the server: once that
@@ -164,7 +164,7 @@ class RedisStorage(SharedStorage):
         self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
-        self._token_prefix = secrets.token_bytes(6)
+        self._token_prefix = secrets.token_bytes(8)
         self._token_number = 0
 
     def serve(self, worker: Worker) -> None:
@@ -213,12 +213,14 @@ class RedisStorage(SharedStorage):
         is_terminal: bool,
     ) -> int:
         self._token_number += 1
-        token = self._token_prefix + self._token_number.to_bytes(8, "big")
+        token = self._token_prefix + self._token_number.to_bytes(6, "big")
         name = str(stream)
         places = [b"" if event is None else b"=" + event for event in events]
+        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + token + _bytes(session_id)
         seq = await self._appends.ask(
-            (_bytes(session_id), str(generation), name, token, int(is_terminal), len(places), *places),
+            (head, *places),
             sum(map(len, places)),
+            stream=(session_id, name),
         )
         if not isinstance(seq, int):
             raise AppendRefusedError(_generation(seq))
@@ -330,7 +332,7 @@ class RedisStorage(SharedStorage):
         answer = await self.call("find", _bytes(session_id))
         if not answer:
             return None
-        generation, worker, credential, is_alive, is_forked, carried_seq = answer
+        generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
         self._owners[worker.decode()] = bool(is_alive)
         return Ownership(
             generation=cast(Generation, _generation(generation)),
@@ -338,6 +340,7 @@ class RedisStorage(SharedStorage):
             credential=credential.decode(),
             is_alive=bool(is_alive),
             is_forked=bool(is_forked),
+            is_abandoned=bool(is_abandoned),
             carried_seq=carried_seq,
         )
 
@@ -379,7 +382,7 @@ class RedisStorage(SharedStorage):
                 answer = await self._scripts.run(self._client, script, (offset, *arguments))
             except RedisConnectionError:
                 # A connection that the server has closed meanwhile. Each script may be run twice: an append knows its
-                # token, and a second claim, or stream, only takes the next number.
+                # token and a claim its nonce, and a second stream only takes the next number.
                 answer = await self._scripts.run(self._client, script, (offset, *arguments))
         self.evicted_events += answer[0]
         return answer[1:]
@@ -459,8 +462,11 @@ class RedisStorage(SharedStorage):
         self._charged_bytes, *unknown = await self._run(
             "keep", (self.worker_id, int(self.lease_seconds * 1000), *map(_bytes, kept))
         )
-        for session_id in unknown:
-            self._owned.pop(_text_of(session_id), None)
+        for session_id in map(_text_of, unknown):
+            # Mostly known here already; a notice that was missed is made good.
+            self._owned.pop(session_id, None)
+            for worker in self._workers:
+                await worker.on_moved(session_id, is_ended=False)
 
     async def _give_lease_back(self) -> None:
         if self._owned and self._failure is None:
@@ -692,23 +698,30 @@ class _Scripts:
 class _Item:
     arguments: Sequence[bytes | str | int]
     size: int
+    stream: tuple[str, str] | None
     answer: asyncio.Future[Any]
 
 
 class _Lane:
-    """Operations of one kind; those that are asked for while a call is under way travel together in the next."""
+    """Operations of one kind; those that are asked for while a call is under way travel together in the next.
+
+    Those that write to one stream travel one after another: each is known by the token that the stream had last.
+    """
 
     def __init__(self, storage: RedisStorage, script: str) -> None:
         self._storage = storage
         self._script = script
         self._waiting: deque[_Item] = deque()
         self._under_way: set[asyncio.Task[None]] = set()
+        self._written: set[tuple[str, str] | None] = set()
         self._is_scheduled = False
 
-    async def ask(self, arguments: Sequence[bytes | str | int], size: int) -> Any:
-        """Return the answer for one operation; `size` is that of its events in bytes."""
+    async def ask(
+        self, arguments: Sequence[bytes | str | int], size: int, *, stream: tuple[str, str] | None = None
+    ) -> Any:
+        """Return the answer for one operation; `size` is that of its events in bytes, `stream` the one it writes to."""
         loop = asyncio.get_running_loop()
-        item = _Item(arguments, size, loop.create_future())
+        item = _Item(arguments, size, stream, loop.create_future())
         self._waiting.append(item)
         self._schedule(loop)
         return await item.answer
@@ -722,12 +735,20 @@ class _Lane:
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_scheduled = False
         items: list[_Item] = []
+        kept_back: list[_Item] = []
         size = 0
         while self._waiting and len(items) < _MAX_CALL_ITEMS and size < _MAX_CALL_BYTES:
             item = self._waiting.popleft()
-            if not item.answer.done():  # Given up before it was sent.
-                items.append(item)
-                size += item.size
+            if item.answer.done():
+                continue  # Given up before it was sent.
+            if item.stream in self._written:
+                kept_back.append(item)
+                continue
+            if item.stream is not None:
+                self._written.add(item.stream)
+            items.append(item)
+            size += item.size
+        self._waiting.extendleft(reversed(kept_back))
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
             task = Context().run(loop.create_task, self._deliver(items))
@@ -746,6 +767,7 @@ class _Lane:
                 if not item.answer.done():
                     item.answer.set_result(answer)
         finally:
+            self._written.difference_update(item.stream for item in items)
             self._under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
             if self._waiting:
                 self._schedule(asyncio.get_running_loop())

@@ -166,8 +166,8 @@ class SessionBinding:
         session_id: None until the response to the opening request names it.
         generation: The generation that it writes in; None while none is claimed.
         status: `unclaimed` until the storage has answered the first claim; `evicted` when retention dropped the
-            session (its next request claims anew); `superseded` when another writer claimed it; `ended` when it is
-            over; `visiting` for a session of another worker, which is only read here.
+            session, or another worker gave it up (its next request claims anew); `superseded` when another writer
+            claimed it; `ended` when it is over; `visiting` for a session of another worker, which is only read here.
         owner: The worker that serves a session that is `visiting`.
         is_orphaned: That worker was found dead.
         noted_seq: What that worker knows of `carried_seq`.

@@ -32,6 +32,7 @@ class Ownership:
         credential: Digest of the credential that it was opened with; `""` without authentication.
         is_alive: Whether the worker's lease runs.
         is_forked: The generation was begun by the storage itself, because it may have lost some of the one before.
+        is_abandoned: The session is given up; see `abandon_session`.
         carried_seq: Highest seq of the standalone stream that another worker has sent to the client.
     """
 
@@ -40,6 +41,7 @@ class Ownership:
     credential: str
     is_alive: bool
     is_forked: bool
+    is_abandoned: bool
     carried_seq: int
 
 
@@ -50,7 +52,7 @@ class Worker(Protocol):
         """The storage answers again after it failed."""
 
     async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
-        """Another worker has moved, or ended, a session that this one owns."""
+        """Another worker has moved, given up or ended a session that this one owns."""
 
     def on_taken_over(self, session_id: str, stream: str, number: int) -> None:
         """A stream's newest consumer has this number; every one with a lower number is to be closed."""

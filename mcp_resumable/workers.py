@@ -53,11 +53,8 @@ class WorkerLink:
             return
         if is_ended:
             binding.end()
-            return
-        try:
+        else:
             await self._writer.catch_up(binding)
-        except Exception as exc:
-            self._ledger.fault(binding, exc)
 
     def on_taken_over(self, session_id: str, stream: str, number: int) -> None:
         """See `Worker`."""

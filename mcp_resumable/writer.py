@@ -327,11 +327,15 @@ class Writer:
             binding.take_over(stream, call.connection)
 
     async def catch_up(self, binding: SessionBinding) -> None:
-        """Follow a session that another worker may have moved."""
-        async with binding.lock:
-            if binding.status == "live":
-                found = await known(self.shared).find_owner(known(binding.session_id))
-                await self._has_moved(binding, AppendRefusedError(None if found is None else found.generation))
+        """Follow a session that another worker may have moved, or given up."""
+        try:
+            async with binding.lock:
+                if binding.status == "live":
+                    found = await known(self.shared).find_owner(known(binding.session_id))
+                    is_over = found is None or found.is_abandoned
+                    await self._has_moved(binding, AppendRefusedError(None if is_over else known(found).generation))
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
 
     async def _has_moved(self, binding: SessionBinding, refusal: AppendRefusedError) -> bool:
         """The storage refused a write: find out what we are no longer. Under the lock.
@@ -342,7 +346,10 @@ class Writer:
         if binding.status != "live":
             return False
         if refusal.current is None:
-            self.note_evicted(binding)
+            if await self._is_abandoned(binding):
+                self._note_abandoned(binding)
+            else:
+                self.note_evicted(binding)
         elif refusal.current != binding.generation:
             if await self._adopt(binding):
                 return True
@@ -363,14 +370,32 @@ class Writer:
         await self._move_to(binding, found.generation)
         return True
 
+    async def _is_abandoned(self, binding: SessionBinding) -> bool:
+        if self.shared is None:
+            return False
+        found = await self.shared.find_owner(known(binding.session_id))
+        return found is not None and found.is_abandoned
+
+    def _note_abandoned(self, binding: SessionBinding) -> None:
+        """Note that another worker has given up a session, and told its client so: nothing of it goes on here."""
+        self._note_dropped(binding)
+        binding.close_consumers()
+        for call in binding.calls.values():
+            if call.connection is not None:
+                call.connection.close()
+        self.ledger.abandoned(binding)
+
     def note_evicted(self, binding: SessionBinding) -> None:
         """Note that the storage no longer knows a session that the SDK holds."""
         if binding.status == "live":
-            binding.status = "evicted"
-            binding.changes += 1
-            binding.unsettled.clear()
+            self._note_dropped(binding)
             binding.close_tails()
             self.ledger.evicted(binding)
+
+    def _note_dropped(self, binding: SessionBinding) -> None:
+        binding.status = "evicted"
+        binding.changes += 1
+        binding.unsettled.clear()
 
 
 _T = TypeVar("_T")

@@ -13,6 +13,7 @@ if generation then
     if is_dead then
       call('HSET', key, 'd', 1, 'u', 0)
       ring_bell(sid, '*')
+      notify_owner(sid, f[1], 'moved 0 0')
     end
   end
 end

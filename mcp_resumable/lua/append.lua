@@ -1,11 +1,17 @@
--- Appends. ARGV, for each: session, generation, stream, token, 1 where the last is the answer, number of events, events.
--- An event is "=" and its text, a hole is empty. A token that is the stream's last one says that this very append was
--- stored already, and its acknowledgement lost.
+-- Appends. ARGV, for each: "<generation> <stream> <1 where the last is the answer> <number of events> <token><session>",
+-- and the events. (In one, since each argument costs the worker as much as an append costs the server.)
+-- An event is "=" and its text, a hole is empty. A token is 8 bytes that tell the writer, and 6 of a number that rises with
+-- each of its appends. The stream's last one again says that this very append was stored already, and its acknowledgement
+-- lost; a lower one, that the append was given up, and told as a hole, while it was on its way.
 -- Returns, after the number of evicted events, for each: the seq of its last event; or, where it is refused, the
 -- session's current generation, '' where there is none.
 
-local function append(at, count)
-  local sid, generation, name, token, is_answer = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4] == '1'
+local function is_given_up(token, last)
+  return last ~= '' and string.sub(token, 1, 8) == string.sub(last, 1, 8)
+    and struct.unpack('>I6', token, 9) < struct.unpack('>I6', last, 9)
+end
+
+local function append(at, sid, generation, name, is_answer, count, token)
   local key = session_key(sid)
   local f = call('HMGET', key, 'g', 'a', 'r', 'u', 'd', name)
   local actual = current(sid, f)
@@ -14,12 +20,12 @@ local function append(at, count)
   local s = kept_stream(sid, generation, name, f[6])
   if not s then return actual end
   if s.token == token then return s.mark end
-  if s.drop_at ~= 0 then return actual end
+  if s.drop_at ~= 0 or is_given_up(token, s.token) then return actual end
 
   local number = call('HINCRBY', P .. 'totals', 'number', count) - count
   local places, text, length = {}, 0, 0
   for k = 1, count do
-    local event = ARGV[at + 5 + k]
+    local event = ARGV[at + k]
     places[#places + 1] = struct.pack('>I6', number + k) .. event
     if event == '' then s.hole = s.mark + k else text = text + #event - 1 end
     if #places == 1000 or k == count then
@@ -64,9 +70,11 @@ end
 local results = {0}
 local at = 2
 while at <= #ARGV do
-  local count = tonumber(ARGV[at + 5])
-  results[#results + 1] = append(at, count)
-  at = at + 6 + count
+  local generation, name, is_answer, count, rest = string.match(ARGV[at], '^(%S+) (%S+) (%d) (%d+) (.*)$')
+  count = tonumber(count)
+  local token, sid = string.sub(rest, 1, 14), string.sub(rest, 15)
+  results[#results + 1] = append(at, sid, generation, name, is_answer == '1', count, token)
+  at = at + 1 + count
 end
 save_streams()
 results[1] = evicted

@@ -1,4 +1,5 @@
 -- Claim the next generation of a session. ARGV: session, nonce, 1 where a session that is over begins again.
+-- The nonce of the current generation says that this very claim was made already: nothing changes.
 -- Returns the number of evicted events, and the generation; '' where the session is over.
 
 sweep(16)
@@ -6,7 +7,9 @@ local sid, nonce, create = ARGV[2], ARGV[3], ARGV[4] == '1'
 local key = session_key(sid)
 local before = look_up(sid)
 local result = ''
-if before or create then
+if before and string.match(before, '%-(.*)') == nonce then
+  result = before
+elseif before or create then
   local f = call('HMGET', key, 'c', 'w', 'k', 'd')
   empty_session(sid)
   call('ZREM', P .. 'past', sid)

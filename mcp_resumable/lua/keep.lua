@@ -1,6 +1,6 @@
 -- The pulse of a worker. ARGV: worker, milliseconds of its lease, sessions of it whose keys are to be kept.
 -- Returns the number of evicted events, the bytes that all sessions are charged, and those of the sessions that are
--- unknown or over.
+-- unknown, over or given up.
 
 call('SET', P .. 'w:' .. ARGV[2], 1, 'PX', ARGV[3])
 sweep(64)
@@ -8,8 +8,9 @@ local result = {0, 0}
 for at = 4, #ARGV do
   local sid = ARGV[at]
   local key = session_key(sid)
-  local generation = call('HGET', key, 'g')
-  if generation then
+  local f = call('HMGET', key, 'g', 'd')
+  local generation = f[1]
+  if generation and not f[2] then
     call('PEXPIRE', key, 2 * IDLE)
     call('PEXPIRE', order_key(sid), 2 * IDLE)
     for _, name in ipairs(call('ZRANGE', order_key(sid), 0, -1)) do

@@ -300,7 +300,7 @@ async def serve(way: Way, store: ResumableEventStore, **options: Any) -> AsyncIt
         options: For the session manager, as it names them: `retry_interval`, `session_idle_timeout`, ...
     """
     stage = Stage(store)
-    app, path = _app_of(way, stage, options)
+    app, path = app_of(way, stage, options)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="warning")
     config.load()
@@ -341,7 +341,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await anyio.sleep(0.005)
 
 
-def _app_of(way: Way, stage: Stage, options: dict[str, Any]) -> tuple[Any, str]:
+def app_of(way: Way, stage: Stage, options: dict[str, Any]) -> tuple[Any, str]:
     """Return the ASGI app, and the path of its endpoint."""
     # The high-level servers of mcp 1.29.1 and 2.0.0 do not take this one.
     if way == "fastmcp" and "session_idle_timeout" not in options:

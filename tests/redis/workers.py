@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -59,14 +59,23 @@ def at(client: RawClient, worker: RunningServer) -> RawClient:
 
 @asynccontextmanager
 async def crew(
-    redis: Server, size: int = 2, *, rejection: Any = "status", lease_seconds: float = 10.0, **options: Any
+    redis: Server,
+    size: int = 2,
+    *,
+    urls: Sequence[str] = (),
+    rejection: Any = "status",
+    lease_seconds: float = 10.0,
+    prefix: str | None = None,
+    **options: Any,
 ) -> AsyncIterator[Crew]:
-    prefix = f"crew-{next(_numbers)}"
+    """Serve `size` workers; each reaches the server by its own one of `urls`, where there are any."""
+    prefix = prefix or f"crew-{next(_numbers)}"
     async with AsyncExitStack() as stack:
         with anyio.fail_after(TIMEOUT):
             workers, storages = [], []
-            for _ in range(size):
-                storage = RedisStorage(redis.url, prefix=prefix, lease_seconds=lease_seconds, **options)
+            for number in range(size):
+                url = urls[number] if urls else redis.url
+                storage = RedisStorage(url, prefix=prefix, lease_seconds=lease_seconds, **options)
                 stack.push_async_callback(storage.aclose)
                 storages.append(storage)
                 store = ResumableEventStore(storage, rejection=rejection)

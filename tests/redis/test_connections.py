@@ -1,0 +1,177 @@
+"""A connection to the server that breaks, or is slow, at the worst moment: each event is stored once, or is a hole."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from mcp_resumable import Generation
+from mcp_resumable.redis import RedisStorage
+from tests.redis.proxy import proxied
+from tests.redis.server import Server
+from tests.redis.storages import Log, answering, opened
+
+pytestmark = pytest.mark.anyio
+
+TIMEOUT = 20
+
+
+async def test_an_append_whose_acknowledgement_is_cut_is_stored_once(redis_server: Server) -> None:
+    with anyio.fail_after(TIMEOUT):
+        async with proxied(redis_server.port) as proxy, opened(proxy.url) as storage:
+            log = await Log.open(storage, "s", "7")
+            await log.append(storage, b"before")
+            fault = proxy.cut(b"=twice?")
+            await log.append(storage, b"twice?", b"thrice?")
+            assert fault.executed.is_set()
+            fault = proxy.cut(b"=answer")
+            await log.append(storage, b"answer", is_terminal=True)
+            assert fault.executed.is_set()
+            assert await log.read(storage) == [b"before", b"twice?", b"thrice?", b"answer"]
+            assert await log.reasons(storage) == ["resume"] * 4 + ["stream_completed", "future_event_id"]
+
+
+async def test_appends_to_one_stream_whose_acknowledgement_is_cut_are_stored_once(redis_server: Server) -> None:
+    """Two in one call: when it was sent again, the first was not the stream's last any more, and was stored twice."""
+    with anyio.fail_after(TIMEOUT):
+        async with proxied(redis_server.port) as proxy, opened(proxy.url) as storage:
+            logs = [await Log.open(storage, "s", request_id) for request_id in "123"]
+            await logs[2].append(storage, b"before")
+            # Both calls that may be under way are, so that what follows is sent together.
+            busy = [proxy.hold(b"=busy 0"), proxy.hold(b"=busy 1")]
+            cut = proxy.cut(b"=first")
+            async with anyio.create_task_group() as tasks:
+                for number in range(2):
+                    tasks.start_soon(logs[number].append, storage, b"busy %d" % number)
+                    await busy[number].arrived.wait()
+                tasks.start_soon(logs[2].append, storage, b"first")
+                tasks.start_soon(logs[2].append, storage, b"second")
+                await anyio.wait_all_tasks_blocked()
+                for fault in busy:
+                    fault.released.set()
+            assert cut.executed.is_set()
+            assert [await log.read(storage) for log in logs] == [
+                [b"busy 0"],
+                [b"busy 1"],
+                [b"before", b"first", b"second"],
+            ]
+
+
+async def test_an_append_that_is_given_up_after_it_was_stored_is_a_hole_and_no_duplicate(redis_server: Server) -> None:
+    with anyio.fail_after(TIMEOUT):
+        async with (
+            proxied(redis_server.port) as proxy,
+            opened(proxy.url) as storage,
+            opened(redis_server.url, prefix=storage_prefix(storage)) as other,
+        ):
+            log = await Log.open(storage, "s", "7")
+            await log.append(storage, b"1")
+            fault = proxy.cut(b"=2")
+            proxy.server_port = None  # The connection is not made again.
+            with pytest.raises((RedisError, OSError)):
+                await log.append(storage, b"2")
+            assert fault.executed.is_set()
+            assert await log.read(other) == [b"1", b"2"]
+            proxy.server_port = redis_server.port
+            await answering(storage)
+            log.places.append(b"2")
+            # What the store does: the event is told as lost, and what comes next follows it.
+            await log.append(storage, None, b"3")
+            assert await log.read(other) == [b"1", b"2", None, b"3"]
+            assert await log.reasons(other) == ["replay_gap"] * 3 + ["resume", "resume", "future_event_id"]
+
+
+async def test_an_append_that_arrives_late_is_not_stored_behind_its_hole(redis_server: Server) -> None:
+    """A packet that the network kept back stored a lost event after what had been appended since: out of order."""
+    with anyio.fail_after(TIMEOUT):
+        async with proxied(redis_server.port) as proxy, opened(proxy.url, timeout_seconds=0.2) as storage:
+            log = await Log.open(storage, "s", "7")
+            await log.append(storage, b"1")
+            fault = proxy.hold(b"=late")
+            with pytest.raises(TimeoutError):
+                await log.append(storage, b"late")
+            assert fault.arrived.is_set()
+            await answering(storage)
+            await log.append(storage, None, b"2")
+            fault.released.set()
+            await fault.executed.wait()
+            assert await log.read(storage) == [b"1", None, b"2"]
+            await log.append(storage, b"3")
+            assert await log.reasons(storage) == [
+                "replay_gap",
+                "replay_gap",
+                "resume",
+                "resume",
+                "resume",
+                "future_event_id",
+            ]
+
+
+async def test_a_claim_whose_acknowledgement_is_cut_is_one_claim(redis_server: Server) -> None:
+    """The session's first event ids promise its first generation; claimed twice, they were of an earlier one."""
+    with anyio.fail_after(TIMEOUT):
+        async with proxied(redis_server.port) as proxy, opened(proxy.url) as storage:
+            await storage.open_session("another's")  # The server knows the script from here on.
+            fault = proxy.cut(b"k3v9q0m4x7ta")
+            assert await storage.open_session("s", nonce="k3v9q0m4x7ta") == Generation(1, "k3v9q0m4x7ta")
+            assert fault.executed.is_set()
+
+
+async def test_a_claim_that_arrives_late_does_not_take_the_session_from_its_writer(redis_server: Server) -> None:
+    """A first claim that timed out, and was made again, took the session away when it arrived."""
+    with anyio.fail_after(TIMEOUT):
+        async with proxied(redis_server.port) as proxy, opened(proxy.url, timeout_seconds=0.2) as storage:
+            await storage.open_session("another's")  # The server knows the script from here on.
+            fault = proxy.hold(b"k3v9q0m4x7ta")
+            with pytest.raises(TimeoutError):
+                await storage.open_session("s", nonce="k3v9q0m4x7ta")
+            await answering(storage)
+            generation = await storage.open_session("s", nonce="k3v9q0m4x7ta")
+            log = await Log.open(storage, "s", "7")
+            await log.append(storage, b"1")
+            fault.released.set()
+            await fault.executed.wait()
+            await log.append(storage, b"2")
+            assert log.generation == generation
+            assert await log.reasons(storage) == ["resume"] * 3 + ["future_event_id"]
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_client_of_the_callers_stores_once_and_stays_open(
+    redis_server: Server, retries: int, protocol: int
+) -> None:
+    with anyio.fail_after(TIMEOUT):
+        async with proxied(redis_server.port) as proxy:
+            client = Redis(
+                host="127.0.0.1",
+                port=proxy.port,
+                protocol=protocol,
+                retry=Retry(NoBackoff(), retries),
+                max_connections=8,
+            )
+            async with opened(client) as storage:
+                log = await Log.open(storage, "s", "7")
+                for number in range(5):
+                    fault = proxy.cut(b"=event %d" % number)
+                    await log.append(storage, b"event %d" % number)
+                    assert fault.executed.is_set()
+                assert await log.reasons(storage) == ["resume"] * 6 + ["future_event_id"]
+            assert await client.ping()
+            await client.aclose()
+
+
+async def test_a_client_that_decodes_responses_is_refused(redis_server: Server) -> None:
+    client = Redis.from_url(redis_server.url, decode_responses=True)
+    with pytest.raises(ValueError, match="decode_responses"):
+        RedisStorage(client)
+    await client.aclose()
+
+
+def storage_prefix(storage: RedisStorage) -> str:
+    """Return the prefix of a storage."""
+    return storage._key_prefix[1:-2]

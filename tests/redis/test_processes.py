@@ -1,0 +1,403 @@
+"""Workers as processes of their own: cut, killed, paused and told to stop; a history checker judges what they did.
+
+The longer runs: SOAK_SECONDS=60 (and SOAK_SEED=7, else a new one; it is printed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from mcp_resumable.redis import RedisStorage
+from tests.e2e.raw_client import CutError, Frame, RawClient, Response, session
+from tests.e2e.servers import RunningServer, until
+from tests.redis.history import End, History, Reading, check, digest_of
+from tests.redis.processes import START_SECONDS, WorkerProcess, WorkerProcesses, worker_processes
+from tests.redis.server import Server
+from tests.redis.workers import at, crew
+
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
+
+SEED = int(os.environ.get("SOAK_SEED") or random.randrange(1_000_000))
+IS_FULL = float(os.environ.get("SOAK_SECONDS") or 0) >= 60
+
+PATIENCE_SECONDS = 30.0
+
+
+def say(text: str) -> None:
+    """Print what the longer runs are for, and what shows how to see a failure again."""
+    print(text)  # noqa: T201
+
+
+@dataclass
+class Caller:
+    """One session with one call, read over any number of connections, to any worker.
+
+    Attributes:
+        name: Comes back in each event.
+        history: Where its readings go.
+        progress: The numbers that it has received, in order.
+        answer: The result's text.
+        refusal: The reason, where it was told that there will be no result.
+        resumes: Connections after the first.
+    """
+
+    name: str
+    history: History
+    chance: random.Random
+    client: RawClient
+    cursor: str = ""
+    progress: list[int] = field(default_factory=list)
+    answer: str | None = None
+    refusal: str | None = None
+    resumes: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.answer is not None or self.refusal is not None
+
+    async def call(self, n: int, delay: float, stop_after: int | None) -> None:
+        """Call `count`, and read until the connection ends; or cut it after so many events."""
+        await self._read(None, lambda: self.client.call("count", 7, n=n, delay=delay, tag=self.name), stop_after)
+
+    async def resume(self, worker: WorkerProcess, stop_after: int | None) -> None:
+        """Go on at a worker. A worker that is not there changes nothing."""
+        self.resumes += 1
+        self.client.endpoint = worker
+        cursor = self.cursor
+        with contextlib.suppress(ConnectionError):
+            await self._read(cursor, lambda: self.client.get(cursor), stop_after)
+
+    async def _read(self, cursor: str | None, ask: Callable[[], Awaitable[Response]], stop_after: int | None) -> None:
+        began = time.monotonic()
+        received: list[tuple[str, str]] = []
+        refusal = None
+        response = await ask()
+        try:
+            if response.status != 200:
+                refusal = (await response.json())["error"]["data"]["reason"]
+                return
+            # Not before the first id: a client that has none cannot resume.
+            while (len(received) != stop_after or not self.cursor) and (frame := await response.frame()) is not None:
+                if frame.is_answer and "error" in frame.message:
+                    refusal = frame.reason
+                    return
+                assert frame.id, f"an event without an id: {frame}"
+                self.cursor = frame.id
+                if not frame.is_message:
+                    continue
+                received.append((frame.id, digest_of((frame.data or "").encode())))
+                if frame.is_answer:
+                    self.answer = frame.answer_text
+                    return
+                assert frame.message["params"]["message"] == self.name
+                self.progress.append(frame.progress)
+        except CutError:
+            pass
+        finally:
+            response.reset()
+            self.refusal = refusal
+            self.history.readings.append(
+                Reading(
+                    client=self.name,
+                    session=self.client.sid,
+                    cursor=cursor,
+                    began=began,
+                    ended=time.monotonic(),
+                    received=tuple(received),
+                    refusal=refusal,
+                )
+            )
+
+
+async def open_caller(name: str, history: History, worker: WorkerProcess) -> Caller:
+    client = RawClient(worker)
+    await client.initialize()
+    return Caller(name, history, random.Random(f"{SEED}/{name}"), client)
+
+
+def judge(history: History) -> None:
+    say(f"history: {history}")
+    violations = check(history)
+    assert not violations, "\n".join(f"{violation.kind}: {violation.detail}" for violation in violations[:20])
+
+
+async def test_calls_cut_and_resumed_on_random_workers_lose_nothing(redis_server: Server, tmp_path: Path) -> None:
+    sessions, cuts, events = (20, 25, 300) if IS_FULL else (10, 8, 48)
+    say(f"seed {SEED}: {sessions} sessions over 3 workers, {cuts} cuts each")
+    async with worker_processes(redis_server, tmp_path, 3) as processes:
+        history = History()
+        callers: list[Caller] = []
+
+        async def use(number: int) -> None:
+            caller = await open_caller(f"call {number}", history, processes.workers[number % 3])
+            callers.append(caller)
+            most = 2 * events // (cuts + 2)
+            async with caller.client:
+                # All sessions together: 200 events/s.
+                await caller.call(events, sessions / 200, caller.chance.randint(1, most))
+                while not caller.is_over:
+                    stop_after = caller.chance.randint(0, most) if caller.resumes < cuts else None
+                    await caller.resume(caller.chance.choice(processes.workers), stop_after)
+
+        begin = time.monotonic()
+        with anyio.fail_after(events * sessions / 200 + PATIENCE_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                for number in range(sessions):
+                    tasks.start_soon(use, number)
+        seconds = time.monotonic() - begin
+        for caller in callers:
+            assert caller.progress == list(range(1, events + 1))
+            assert caller.answer == f"counted {events} {caller.name}"
+        written = processes.history()
+        written.readings = history.readings
+        judge(written)
+        say(
+            f"{sum(caller.resumes for caller in callers)} resumes, {sessions * (events + 1) / seconds:.0f} events/s, "
+            f"{seconds:.1f} s"
+        )
+
+
+async def kill_owner(
+    number: int, processes: WorkerProcesses, history: History, chance: random.Random, lease_seconds: float
+) -> tuple[list[Caller], float]:
+    """Kill a worker with four calls of its own under way, start it again, and let their clients find an end."""
+    owner = processes.workers[number % len(processes.workers)]
+    callers = [await open_caller(f"kill {number} call {i}", history, owner) for i in range(4)]
+    killed = anyio.Event()
+    killed_at = 0.0
+
+    async def use(caller: Caller) -> None:
+        async with caller.client:
+            # Some stay on the call's own connection, some are elsewhere when it happens.
+            first = caller.chance.choice([None, 1, 5, 20])
+            with contextlib.suppress(CutError):
+                await caller.call(150, 0.005, first)
+            while not caller.is_over:
+                if not caller.cursor:
+                    return  # Killed before the first event: there is nothing to resume.
+                stop_after = caller.chance.choice([None, None, 10])
+                await caller.resume(caller.chance.choice(processes.workers), stop_after)
+                if killed.is_set():
+                    await anyio.sleep(0.05)  # As clients do; it bounds what they ask of a worker that starts.
+
+    async def kill() -> None:
+        nonlocal killed_at
+        await anyio.sleep(chance.uniform(0.0, 1.0))
+        for caller in callers:
+            history.ends.append(End(session=caller.client.sid, began=time.monotonic()))
+        owner.kill()
+        killed_at = time.monotonic()
+        killed.set()
+        await owner.start()
+
+    with anyio.fail_after(lease_seconds + START_SECONDS):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kill)
+            for caller in callers:
+                tasks.start_soon(use, caller)
+    last = max(reading.ended for reading in history.readings if reading.client.startswith(f"kill {number} "))
+    return callers, last - killed_at
+
+
+@pytest.mark.parametrize("rejection", ["status", "stream"])
+async def test_calls_of_a_killed_worker_end_with_an_answer(
+    redis_server: Server, tmp_path: Path, rejection: str
+) -> None:
+    kills = 25 if IS_FULL else 2
+    chance = random.Random(f"{SEED}/{rejection}")
+    say(f"seed {SEED}: {kills} kills")
+    async with worker_processes(redis_server, tmp_path, 3, rejection=rejection, lease_seconds=2) as processes:
+        history = History()
+        callers: list[Caller] = []
+        seconds: list[float] = []
+        for number in range(kills):
+            served, waited = await kill_owner(number, processes, history, chance, 2)
+            callers += served
+            seconds.append(waited)
+        for caller in callers:
+            assert caller.progress == list(range(1, len(caller.progress) + 1))
+            if caller.answer is not None:
+                assert (caller.answer, len(caller.progress)) == (f"counted 150 {caller.name}", 150)
+            else:
+                assert caller.refusal == "session_not_found" or not caller.cursor
+        written = processes.history()
+        written.readings, written.ends = history.readings, history.ends
+        judge(written)
+        answered = sum(caller.answer is not None for caller in callers)
+        refused = sum(caller.refusal is not None for caller in callers)
+        say(
+            f"{kills} kills, {len(callers)} calls: {answered} results, {refused} refusals, the last of each kill "
+            f"{sorted(seconds)[len(seconds) // 2]:.1f} s (median) to {max(seconds):.1f} s (most) after it"
+        )
+        for worker in processes.workers:
+            assert not re.search(r"Traceback|ERROR|never awaited|destroyed|unclosed", worker.printed), worker.printed
+
+
+@dataclass
+class Paused:
+    """A worker that was paused with a call under way, and a store of another worker in the test's own process.
+
+    Attributes:
+        owner: The worker; it sends an event every few milliseconds when it runs.
+        client: At the owner.
+        there: The same client at the other worker.
+        other: The other worker.
+        storage: The other worker's.
+        call: The call's own connection.
+        standalone: The connection of the session's standalone stream, at the owner too.
+        cursor: The last event id that the client has of the call.
+    """
+
+    owner: WorkerProcess
+    client: RawClient
+    there: RawClient
+    other: RunningServer
+    storage: RedisStorage
+    call: Response
+    standalone: Response
+    cursor: str
+    processes: WorkerProcesses
+    redis: Server
+
+    def leases(self) -> list[Any]:
+        """Return the leases that run."""
+        with self.redis.client() as client:
+            return list(client.scan_iter(f"{{{self.processes.prefix}}}:w:*", count=1000))
+
+    async def mark(self) -> int:
+        """Return the highest seq of the call's stream, 0 where there is none any more."""
+        description = await self.storage.describe(self.client.sid)
+        assert description is not None
+        return max(stream.high_water_mark for stream in description.streams)
+
+    async def go_on(self) -> list[Frame]:
+        """Continue the owner; return what the call's own connection still carries to its end, and check the others."""
+        self.owner.go_on()
+        rest = await self.call.rest()
+        assert await self.standalone.rest() == []
+        return rest
+
+
+@asynccontextmanager
+async def paused(redis: Server, folder: Path, rejection: str) -> AsyncIterator[Paused]:
+    async with AsyncExitStack() as stack:
+        options: Any = {"rejection": rejection, "lease_seconds": 2}
+        processes = await stack.enter_async_context(worker_processes(redis, folder, 1, **options))
+        c = await stack.enter_async_context(crew(redis, 1, prefix=processes.prefix, **options))
+        with anyio.fail_after(PATIENCE_SECONDS):
+            (owner,) = processes.workers
+            client = await stack.enter_async_context(session(owner))
+            there = await stack.enter_async_context(at(client, c.workers[0]))
+            call = await client.call("count", 7, n=1_000_000, delay=0.002, tag="x")
+            frames = await call.events(10)
+            standalone = await client.get()
+            await standalone.event()
+            owner.pause()
+            yield Paused(
+                owner,
+                client,
+                there,
+                c.workers[0],
+                c.storages[0],
+                call,
+                standalone,
+                frames[-1].id or "",
+                processes,
+                redis,
+            )
+
+
+async def refusal_of(client: RawClient, cursor: str) -> str:
+    """Return how a claim is refused: by status, or by the last frame of a stream.
+
+    A worker whose operation was under way when it was paused takes its Redis for failed, and asks again soon.
+    """
+    while (response := await client.get(cursor)).status == 503:  # noqa: ASYNC110  # there is no event
+        await anyio.sleep(0.1)
+    if response.status != 200:
+        body = await response.json()
+        return f"{response.status} {body['error']['data']['reason']}"
+    return f"in the stream: {(await response.rest())[-1].reason}"
+
+
+@pytest.mark.parametrize("is_tailed", [False, True])
+@pytest.mark.parametrize("rejection", ["status", "stream"])
+async def test_a_worker_that_was_given_up_while_it_was_paused_is_heard_by_nobody(
+    redis_server: Server, tmp_path: Path, rejection: str, is_tailed: bool
+) -> None:
+    """Its client's connections stayed open and carried, without an id, what was no longer stored."""
+    refusal = "404 session_not_found" if rejection == "status" else "in the stream: session_not_found"
+    async with paused(redis_server, tmp_path, rejection) as p:
+        if is_tailed:
+            # While its lease runs, the other worker can only wait; then it ends the tail.
+            tail = await p.there.get(p.cursor)
+            assert (await tail.event()).id == p.cursor
+            await tail.rest()
+        else:
+            await until(lambda: not p.leases())
+        assert await refusal_of(p.there, p.cursor) == refusal
+        mark = await p.mark()
+        rest = await p.go_on()
+        assert all(frame.id and int(frame.id.rpartition(":")[2]) <= mark for frame in rest)
+        for client in (p.client, p.there):
+            assert await refusal_of(client, p.cursor) == refusal
+        assert await p.mark() == mark
+        written = p.processes.history()
+        assert any(append.is_refused for append in written.appends)
+        judge(written)
+
+
+@pytest.mark.parametrize("rejection", ["status", "stream"])
+async def test_a_worker_whose_session_was_opened_elsewhere_while_it_was_paused_is_heard_by_nobody(
+    redis_server: Server, tmp_path: Path, rejection: str
+) -> None:
+    refusal = "409 generation_mismatch" if rejection == "status" else "in the stream: generation_mismatch"
+    async with paused(redis_server, tmp_path, rejection) as p:
+        mark = await p.mark()
+        await p.storage.open_session(p.client.sid)
+        rest = await p.go_on()
+        assert all(frame.id and int(frame.id.rpartition(":")[2]) <= mark for frame in rest)
+        assert await refusal_of(p.client, p.cursor) == refusal
+        assert await p.mark() == 0
+        written = p.processes.history()
+        assert any(append.is_refused for append in written.appends)
+        judge(written)
+
+
+@pytest.mark.parametrize("rejection", ["status", "stream"])
+async def test_a_generation_moved_while_its_worker_was_paused_goes_on_there_afterwards(
+    redis_server: Server, tmp_path: Path, rejection: str
+) -> None:
+    async with paused(redis_server, tmp_path, rejection) as p:
+        mark = await p.mark()
+        generation = await p.other.store.advance_generation(p.client.sid)
+        if rejection == "status":
+            assert await refusal_of(p.there, p.cursor) == "409 generation_mismatch"
+        rest = await p.go_on()
+        assert all(frame.id and int(frame.id.rpartition(":")[2]) <= mark for frame in rest)
+        if rejection == "status":
+            assert await refusal_of(p.client, p.cursor) == "409 generation_mismatch"
+        # The call goes on: each worker serves the new generation from its first event.
+        while await p.mark() < 3:  # noqa: ASYNC110  # there is no event
+            await anyio.sleep(0.02)
+        for client in (p.client, p.there):
+            cursor = p.cursor if rejection == "stream" else f"{generation}:1.Nw:0"
+            response = await client.get(cursor)
+            frames = await response.events(4)
+            if rejection == "stream":
+                assert frames.pop(1).reason == "generation_mismatch"
+            assert [frame.id for frame in frames[:3]] == [f"{generation}:1.Nw:{seq}" for seq in range(3)]
+            assert frames[2].progress == frames[1].progress + 1
+        judge(p.processes.history())

@@ -1,0 +1,224 @@
+"""A server in trouble: live delivery goes on, resumes are answered 503 or with the right reset; it ends by itself."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator
+
+import anyio
+import pytest
+
+from tests.e2e.raw_client import Frame, RawClient, Response, session
+from tests.e2e.servers import Hold
+from tests.redis.server import Server, serving
+from tests.redis.workers import TIMEOUT, Crew, at, crew
+
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of the test's own, since it is harmed."""
+    with serving() as server:
+        yield server
+
+
+async def held(client: RawClient, request_id: int = 7) -> tuple[Response, list[str]]:
+    """Call `hold` at the first worker; return its response and the event ids 0..3."""
+    response = await client.call("hold", request_id, n=3, tag=str(request_id))
+    return response, [frame.id or "" for frame in await response.events(4)]
+
+
+async def refusal(response: Response) -> tuple[int, str]:
+    assert response.status in (400, 404, 409, 503), response.status
+    reason: str = (await response.json())["error"]["data"]["reason"]
+    if response.status == 503:
+        assert int(response.headers["retry-after"]) >= 1
+    return response.status, reason
+
+
+async def verdict(client: RawClient, event_id: str, *, served: list[Frame] | None = None) -> tuple[int, str]:
+    """Present an event id until the answer is a refusal other than 503; collect what was served until then."""
+    while True:
+        response = await client.get(event_id)
+        if response.status == 200:
+            frames = [frame for frame in await response.rest() if frame.is_message]
+            if served is not None:
+                served += frames
+        elif (answer := await refusal(response))[0] != 503:
+            return answer
+        await anyio.sleep(0.02)
+
+
+async def live(response: Response, hold: Hold, *numbers: int) -> list[Frame]:
+    """Let a call make progress, and return the frames that its first connection carries."""
+    await hold.progress(*numbers)
+    frames = await response.events(len(numbers))
+    assert [frame.progress for frame in frames] == list(numbers)
+    return frames
+
+
+async def works(c: Crew, client: RawClient, request_id: int) -> None:
+    """Call at the first worker, and resume at all."""
+    while True:
+        response = await client.call("count", request_id, n=2)
+        frames = await response.rest()
+        if all(frame.id for frame in frames):
+            break
+        # Its claim or its stream was refused in the last moment of the trouble.
+        request_id += 100
+    for worker in c.workers:
+        async with at(client, worker) as place:
+            resumed = await place.get(frames[0].id)
+            assert resumed.status == 200
+            assert [frame.id for frame in await resumed.rest()] == [frame.id for frame in frames]
+
+
+async def test_a_server_that_comes_back_empty_knows_no_session_and_takes_new_calls(server: Server) -> None:
+    with anyio.fail_after(TIMEOUT):
+        async with crew(server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+            response, ids = await held(client)
+            hold = await c.workers[0].hold("7")
+            server.stop()
+            assert [frame.id for frame in await live(response, hold, 4, 5)] == [None, None]
+            for place in (client, there):
+                assert await refusal(await place.get(ids[3])) == (503, "storage_unavailable")
+            server.start()
+            assert await verdict(there, ids[3]) == (404, "session_not_found")
+            assert await verdict(client, ids[3]) == (404, "session_not_found")
+            await live(response, hold, 6)
+            await hold.finish()
+            assert (await response.rest())[-1].answer_text == "done"
+            await works(c, client, 20)
+            # Nothing is known of its numbers any more; the nonce tells that this was none of the new generation.
+            assert await refusal(await client.get(ids[3])) == (400, "unrecognized_generation")
+
+
+async def test_a_server_that_comes_back_with_its_data_began_a_new_generation(server: Server) -> None:
+    """It cannot tell whether it lost its last events, so none of the earlier cursors is resumed."""
+    server.stop()
+    server.options = ("--appendonly", "yes", "--appendfsync", "always")
+    server.start()
+    with anyio.fail_after(TIMEOUT):
+        async with crew(server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+            response, ids = await held(client)
+            hold = await c.workers[0].hold("7")
+            server.stop()
+            await live(response, hold, 4)
+            server.start()
+            assert await verdict(there, ids[3]) == (409, "generation_mismatch")
+            assert await verdict(client, ids[3]) == (409, "generation_mismatch")
+            await works(c, client, 20)
+            await hold.progress(5)
+            await hold.finish()
+
+
+async def test_a_server_that_freezes_costs_the_events_of_one_time_out(server: Server) -> None:
+    """A second for each of the 200 events would take longer than the test may."""
+    with anyio.fail_after(TIMEOUT):
+        async with (
+            crew(server, timeout_seconds=1) as c,
+            session(c.workers[0]) as client,
+            at(client, c.workers[1]) as there,
+            session(c.workers[0]) as second,
+        ):
+            response, ids = await held(client)
+            other, _ = await held(second, 8)
+            tail = await there.get((await held(client, 9))[1][3])
+            await tail.event()
+            holds = [await c.workers[0].hold(tag) for tag in "78"]
+            assert server.process is not None
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                for number in range(4, 104):
+                    await live(response, holds[0], number)
+                    await live(other, holds[1], number)
+                for place in (client, there):
+                    assert await refusal(await place.get(ids[3])) == (503, "storage_unavailable")
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            # Nothing is sent any more: the owner tells the storage of the loss by itself.
+            served: list[Frame] = []
+            assert await verdict(there, ids[3], served=served) == (409, "replay_gap")
+            assert [frame.progress for frame in served] in ([], [4])
+            assert await verdict(client, ids[3]) == (409, "replay_gap")
+            frames = await live(response, holds[0], 104)
+            assert frames[0].id
+            resumed = await there.get(frames[0].id)
+            await resumed.event()
+            await holds[0].finish()
+            assert (await resumed.rest())[-1].answer_text == "done"
+
+
+def fill(server: Server) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory", 1)  # Without a policy that evicts; more than that is in use.
+
+
+def empty(server: Server) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory", 0)
+
+
+def demote(server: Server) -> None:
+    with server.client() as client:
+        # Nobody is there: it keeps its data, and takes no writes.
+        client.replicaof("127.0.0.1", 1)
+
+
+def promote(server: Server) -> None:
+    with server.client() as client:
+        client.replicaof("NO", "ONE")
+
+
+def starve(server: Server) -> None:
+    with server.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+
+
+def feed(server: Server) -> None:
+    with server.client() as client:
+        client.config_set("min-replicas-to-write", 0)
+
+
+@pytest.mark.parametrize(
+    ("harm", "mend", "reason"),
+    [
+        (fill, empty, "replay_gap"),
+        (demote, promote, "generation_mismatch"),
+        (starve, feed, "replay_gap"),
+    ],
+    ids=["out_of_memory", "readonly", "no_replicas"],
+)
+async def test_a_server_that_takes_no_writes_is_a_hole_and_ends_by_itself(
+    server: Server,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[Server], None],
+    mend: Callable[[Server], None],
+    reason: str,
+) -> None:
+    with anyio.fail_after(TIMEOUT):
+        async with (
+            crew(server, lease_seconds=2) as c,
+            session(c.workers[0]) as client,
+            at(client, c.workers[1]) as there,
+        ):
+            response, ids = await held(client)
+            hold = await c.workers[0].hold("7")
+            harm(server)
+            # Longer than the lease: the owner lives all the same.
+            for number in range(4, 60):
+                frames = await live(response, hold, number)
+                assert not frames[0].id
+                assert await refusal(await there.get(ids[3])) == (503, "storage_unavailable")
+                await anyio.sleep(0.05)
+            mend(server)
+            assert await verdict(there, ids[3]) == (409, reason)
+            assert await verdict(client, ids[3]) == (409, reason)
+            await hold.progress(60)
+            await hold.finish()
+            await works(c, client, 20)
+            lines = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+            assert sum("Redis has failed" in line for line in lines) == 2, "once for each worker"
+            assert sum("Redis answers again" in line for line in lines) == 2
