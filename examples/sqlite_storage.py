@@ -33,7 +33,7 @@ class SqliteStorage(Storage):
     ) -> None:
         super().__init__(retention=retention)
         self._clock = clock
-        self._database = sqlite3.connect(path, timeout=1, isolation_level=None)
+        self._database = sqlite3.connect(path, timeout=1, isolation_level=None, check_same_thread=False)
         self._database.row_factory = sqlite3.Row
         self._database.executescript(Path(__file__).with_suffix(".sql").read_text(encoding="utf-8"))
         for name, limit in self.retention.model_dump().items():
@@ -142,7 +142,7 @@ class SqliteStorage(Storage):
             return True
 
     async def _describe(self, session_id: str) -> SessionDescription | None:
-        with self._transaction(session_id) as current:
+        with self._transaction(session_id, writes=False) as current:
             if current is None:
                 return None
             sql = "SELECT description FROM descriptions WHERE session_id = ? ORDER BY ordinal"

@@ -136,7 +136,6 @@ CREATE TRIGGER IF NOT EXISTS generation_claimed AFTER UPDATE OF counter ON sessi
     -- 16,000 characters: the last 1,000 generations or so.
     UPDATE sessions SET
         issued = substr(issued || NEW.counter || '-' || NEW.nonce || ' ', -16000),
-        opened_streams = 0,
         active_at = (SELECT now FROM store),
         over_at = NULL
     WHERE session_id = NEW.session_id;

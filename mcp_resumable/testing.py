@@ -1091,6 +1091,24 @@ class StorageContract(ABC):
             retained = [(await _description(harness.storage, session_id)).retained_bytes for session_id in ("s", "t")]
             assert 25_000 <= sum(retained) <= 50_000
 
+    async def test_what_is_gone_takes_no_room(self) -> None:
+        """What was superseded, belonged to an earlier generation or has ended does not count towards the ceilings."""
+        tight = Retention(max_bytes=50_000, max_session_bytes=50_000, max_total_bytes=50_000)
+        async with self.harness(tight) as harness:
+
+            async def fill(stream: _Stream) -> None:
+                events = [bytes(1000)] * 40
+                await stream.append(*events)
+                assert (await _check_nothing_is_skipped(stream, events)).replay_floor == 0
+
+            stream = await _begin(harness.storage)
+            await fill(stream)
+            await fill(await stream.beside("1"))
+            await fill(replace(stream.standalone(), generation=await _advanced(harness.storage, "s")))
+            await fill(await _begin(harness.storage))
+            await harness.storage.end_session("s")
+            await fill(await _begin(harness.storage, "t"))
+
     async def test_tiny_events_are_charged_for_more_than_their_text(self) -> None:
         """A flood of them cannot pass the ceiling of the session."""
         async with self.harness(Retention(max_bytes=20_000, max_session_bytes=20_000)) as harness:

@@ -530,6 +530,19 @@ class StoresSomeOfAnAppend(NaiveStorage):
         return await super()._append(session_id, generation, stream, events[:999], is_terminal)
 
 
+class CountsWhatIsGone(NaiveStorage):
+    """Takes off what it evicts, and forgets to do so for what it removes on another ground."""
+
+    gone_bytes = 0
+
+    def _remove_events_of(self, row: StreamRow) -> None:
+        self.gone_bytes += sum(each.size for each in self._events(row))
+        super()._remove_events_of(row)
+
+    def _charge(self, session_ids: set[str]) -> int:
+        return super()._charge(session_ids) + self.gone_bytes
+
+
 class ForgetsWhenItIsClosed(NaiveStorage):
     """Writes to its database later than it says."""
 
@@ -611,6 +624,7 @@ CAUGHT_BY: dict[type[NaiveStorage], set[str]] = {
         "test_max_session_bytes_evicts_the_oldest_of_the_session",
         "test_max_total_bytes_evicts_the_oldest_of_the_store",
         "test_tiny_events_are_charged_for_more_than_their_text",
+        "test_what_is_gone_takes_no_room",
     },
     PassesOverHoles: {
         "test_a_read_returns_what_follows_from_any_seq",
@@ -655,6 +669,7 @@ CAUGHT_BY: dict[type[NaiveStorage], set[str]] = {
     TakesAnOrdinalForARequest: {"test_a_request_id_too_long_for_an_event_id_leads_to_no_other_stream"},
     KeepsNumbersIn64Bits: {"test_a_claim_of_any_size_gets_an_answer"},
     StoresSomeOfAnAppend: {"test_an_append_of_thousands_of_events_is_one_step"},
+    CountsWhatIsGone: {"test_what_is_gone_takes_no_room"},
     ForgetsWhenItIsClosed: {"test_what_was_stored_survives_a_restart"},
     ForgetsWhatItOpened: {
         "test_a_request_id_can_be_used_again_after_its_stream_was_dropped",
