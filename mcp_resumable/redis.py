@@ -28,7 +28,7 @@ import math
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -163,6 +163,7 @@ class RedisStorage(SharedStorage):
         self._failure: Exception | None = None
         self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._announcements: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._token_prefix = secrets.token_bytes(8)
         self._token_number = 0
@@ -174,7 +175,7 @@ class RedisStorage(SharedStorage):
     async def aclose(self) -> None:
         """Give the lease back and stop; a client that was handed in stays open. Idempotent."""
         self._is_closed = True
-        tasks, self._tasks = self._tasks, []
+        tasks, self._tasks = [*self._tasks, *self._announcements], []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -356,9 +357,26 @@ class RedisStorage(SharedStorage):
         """See `SharedStorage`."""
         return bool((await self.call("abandon", _bytes(session_id)))[0])
 
-    async def take_over(self, session_id: str, stream: StreamId) -> int:
+    def take_over(
+        self,
+        session_id: str,
+        stream: StreamId,
+        on_ranked: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
         """See `SharedStorage`."""
-        return int((await self.call("take_over", _bytes(session_id), str(stream)))[0])
+
+        async def announce() -> None:
+            try:
+                number = (await self.call("take_over", _bytes(session_id), str(stream)))[0]
+            except Exception as exc:
+                on_failed(exc)
+            else:
+                on_ranked(number)
+
+        task = _in_a_context_of_its_own(announce())
+        self._announcements.add(task)
+        task.add_done_callback(self._announcements.discard)
 
     # Calls.
 
@@ -418,9 +436,7 @@ class RedisStorage(SharedStorage):
         if self._is_closed:
             raise RuntimeError("this RedisStorage is closed")
         if not self._tasks:
-            # In a context of their own, so that they do not keep the session alive whose request comes first.
-            for run in (self._pulse(), self._listen()):
-                self._tasks.append(Context().run(asyncio.get_running_loop().create_task, run))
+            self._tasks = [_in_a_context_of_its_own(self._pulse()), _in_a_context_of_its_own(self._listen())]
 
     async def _pulse(self) -> None:
         """Look after the lease, readers, owners, and a server that has failed."""
@@ -730,9 +746,9 @@ class _Lane:
         if not self._is_scheduled and len(self._under_way) < _MAX_CALLS_UNDER_WAY:
             self._is_scheduled = True
             # Not at once: the other tasks of this turn of the loop may ask for something too.
-            loop.call_soon(self._send, loop)
+            loop.call_soon(self._send)
 
-    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _send(self) -> None:
         self._is_scheduled = False
         items: list[_Item] = []
         kept_back: list[_Item] = []
@@ -751,7 +767,7 @@ class _Lane:
         self._waiting.extendleft(reversed(kept_back))
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
-            task = Context().run(loop.create_task, self._deliver(items))
+            task = _in_a_context_of_its_own(self._deliver(items))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
@@ -785,6 +801,11 @@ def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float
     if has_options.connection_kwargs.get("decode_responses"):
         raise ValueError("the client must not decode responses: events are bytes (decode_responses=False)")
     return url_or_client
+
+
+def _in_a_context_of_its_own(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run a task that does not keep alive the session whose request happened to start it."""
+    return Context().run(asyncio.get_running_loop().create_task, coroutine)
 
 
 def _milliseconds(seconds: float) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,8 +112,21 @@ class SharedStorage(Storage):
         """
 
     @abstractmethod
-    async def take_over(self, session_id: str, stream: StreamId) -> int:
-        """Number a stream's newest consumer, higher than all before, and tell every worker (`on_taken_over`)."""
+    def take_over(
+        self,
+        session_id: str,
+        stream: StreamId,
+        on_ranked: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """Number a stream's newest consumer, and tell every worker (`on_taken_over`). Returns at once.
+
+        Args:
+            session_id: What `Mcp-Session-Id` names.
+            stream: As the cursor has it.
+            on_ranked: Called with the number, which is higher than all before.
+            on_failed: Called where the others could not be told.
+        """
 
 
 def digest_of(credential: object) -> str:

@@ -531,11 +531,29 @@ async def test_tail_whose_storage_fails_is_closed_and_can_come_back() -> None:
             tool = client.tool()
             await tool.emit("a")
             cursor = (await read_steps(request, 1))[0].id
+            first_read = storage.hold("read")
             storage.fail(operation)
-            assert steps_of(await client.get(cursor).frames()) == []
+            tail = client.get(cursor)
+            await first_read.until_reached()
+            first_read.release()
+            assert steps_of(await tail.frames()) == []
             await tool.emit("b")
             tool.finish()
             assert steps_of(await client.get(cursor).frames()) == ["b", "answer"]
+
+
+async def test_resume_whose_first_read_fails_is_503_and_can_come_back() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        storage.fail("read")
+        refused = client.get(cursor)
+        assert await refused.reason() == "storage_unavailable"
+        assert refused.status == 503
+        tool.finish()
+        assert steps_of(await client.get(cursor).frames()) == ["answer"]
 
 
 # The opening request: the session id is not known yet.
