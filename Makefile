@@ -102,6 +102,8 @@ $(SDKS:%=wheel-%): wheel-%:
 	.venvs/wheel-$*/bin/python -m pip install --quiet dist/*.whl '$(requirement_$*)'
 	@$(call show_sdk,.venvs/wheel-$*)
 	.venvs/wheel-$*/bin/python -I tests/readme.py README.md
+	.venvs/wheel-$*/bin/python -m pip install --quiet 'pytest>=8'
+	.venvs/wheel-$*/bin/python -I tests/stranger.py
 
 conformance: .venvs/conformance/ready .venvs/mcp-1/ready .venvs/mcp-2/ready
 	.venvs/mcp-1/bin/python tests/conformance/run.py .venvs/conformance
