@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,7 +30,16 @@ def _sqlite(request: pytest.FixtureRequest, retention: Retention) -> Storage:
     return SqliteStorage(folder / "events.db", retention=retention)
 
 
-STORAGES: dict[str, MakeStorage] = {"memory": _memory, "sqlite": _sqlite}
+def _redis(request: pytest.FixtureRequest, retention: Retention) -> Storage:
+    redis = pytest.importorskip("mcp_resumable.redis")
+    url = request.getfixturevalue("redis_server").url
+    storage: Storage = redis.RedisStorage(url, retention=retention, prefix=f"e2e-{next(_numbers)}")
+    return storage
+
+
+_numbers = itertools.count()
+
+STORAGES: dict[str, MakeStorage] = {"memory": _memory, "sqlite": _sqlite, "redis": _redis}
 
 
 class StorageDownError(Exception):
