@@ -14,12 +14,16 @@
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
 #   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
+#   make soak-ceilings floods that memory must withstand, SECONDS=20 each
+#   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
 
 PYTHON ?= python3
 # Options for pytest, e.g. PYTEST="-x -k cursor".
 PYTEST ?=
 SECONDS ?= 20
 SEED ?=
+# Options for the benchmark, e.g. BENCH="--only append resume".
+BENCH ?= --output benchmarks
 
 # The supported ends of both lines, and the newest of each.
 SDKS := 1.29.1 1 2.0.0 2
@@ -34,7 +38,7 @@ other_1 := 2
 other_2.0.0 := 1
 other_2 := 1
 
-SOURCES := mcp_resumable tests examples
+SOURCES := mcp_resumable tests examples benchmarks
 CHECK := .venvs/check/bin/python -m
 
 # The older pips that Python brings do not know dependency groups.
@@ -43,6 +47,7 @@ show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
 
 .PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
+.PHONY: soak-ceilings bench
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
@@ -119,6 +124,12 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
 
+soak-ceilings: .venvs/bench/ready
+	.venvs/bench/bin/python -m benchmarks.ceilings --seconds $(SECONDS)
+
+bench: .venvs/bench/ready
+	.venvs/bench/bin/python -m benchmarks $(BENCH)
+
 .venvs/mcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
 	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test '$(requirement_$*)'
@@ -132,6 +143,11 @@ soak: .venvs/mcp-$(SDK)/ready
 .venvs/fastmcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
 	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test 'fastmcp==$*.*'
+	touch $@
+
+.venvs/bench/ready: pyproject.toml
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet --editable '.[bench,redis]'
 	touch $@
 
 .venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json
