@@ -115,17 +115,17 @@ soak: .venvs/mcp-$(SDK)/ready
 
 .venvs/mcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test '$(requirement_$*)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,cli]' --group test '$(requirement_$*)'
 	touch $@
 
 .venvs/check/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test --group check '$(requirement_2)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,cli]' --group test --group check '$(requirement_2)'
 	touch $@
 
 .venvs/fastmcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo]' --group test 'fastmcp==$*.*'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,cli]' --group test 'fastmcp==$*.*'
 	touch $@
 
 .venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json
