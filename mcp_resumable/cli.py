@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from typing import Annotated, cast
 
 import anyio
@@ -157,12 +158,17 @@ def fixture(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on.")] = 8_765,
 ) -> None:
     """Serve a tool to try `check` on, with this package's event store."""
-    url = f"http://{host}:{port}/mcp"
-    Console(stderr=True).print(
-        Text(
-            f"mcp-resumable check {url} --tool {TOOL} \\\n"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as exc:
+        typer.echo(f"cannot listen on {host}, port {port}: {exc.strerror}", err=True)
+        raise typer.Exit(_COULD_NOT_CHECK) from exc
+    with listener:
+        named = f"[{host}]" if ":" in host else host
+        typer.echo(
+            f"mcp-resumable check http://{named}:{listener.getsockname()[1]}/mcp --tool {TOOL} \\\n"
             f"  --load-args '{LOAD_ARGUMENTS}' \\\n  --poll-args '{POLL_ARGUMENTS}'"
-        ),
-        soft_wrap=True,
-    )
-    uvicorn.run(fixture_app(), host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
+        )
+        config = uvicorn.Config(fixture_app(), log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run(sockets=[listener])

@@ -45,8 +45,10 @@ _FIELD = "From the field: "
 _BEFORE_CUT = 2
 _MIN_MESSAGES = _BEFORE_CUT + 2
 _MAX_CUTS = 8
-# Resumes in a row that may bring nothing, and the longest that a server's `retry` is waited for.
+# Resumes in a row that may bring nothing.
 _MAX_EMPTY_RESUMES = 3
+# The SDKs' clients wait that long where the server does not say; and the longest that it is obeyed.
+_DEFAULT_RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 2.0
 # No server or proxy has to take a longer header; most stop at 8,192 for all of them.
 _MAX_EVENT_ID_CHARACTERS = 4_096
@@ -216,16 +218,20 @@ class Run:
             raise ServerFaultError(f"a call was answered {call.response.received}")
         return call
 
-    async def follow(self, session: Session, cursor: str, *, max_messages: int | None = None) -> Followed:
+    async def follow(
+        self, session: Session, after: Response, *, cursor: str | None = None, max_messages: int | None = None
+    ) -> Followed:
         """Resume as a client does: again from the last event id, where the server closes before the answer.
 
         Args:
             session: The session.
-            cursor: The event id to come back with.
+            after: The response that was cut.
+            cursor: The event id to come back with; None: the last of `after`.
             max_messages: After which the connection is cut; None: at the answer.
         """
         frames: list[Frame] = []
         empty = 0
+        cursor, retry_seconds = cursor or after.cursor, after.retry_seconds
         while True:
             response = await session.get(cursor)
             if not response.is_stream:
@@ -240,7 +246,11 @@ class Run:
             if response.ending in ("answered", "silent") or empty == _MAX_EMPTY_RESUMES:
                 return Followed(frames, response)
             cursor = response.cursor or cursor
-            await anyio.sleep(min(response.retry_seconds or 0, _MAX_RETRY_SECONDS))
+            if response.retry_seconds is not None:
+                retry_seconds = response.retry_seconds
+            await anyio.sleep(
+                _DEFAULT_RETRY_SECONDS if retry_seconds is None else min(retry_seconds, _MAX_RETRY_SECONDS)
+            )
 
     async def _uncut(self, session: Session, arguments: Json) -> Baseline:
         call = await session.call(arguments)
@@ -253,7 +263,7 @@ class Run:
         seconds = anyio.current_time() - begin
         frames = list(response.frames)
         if response.ending == "closed" and response.cursor is not None:
-            frames += (await self.follow(session, response.cursor)).frames
+            frames += (await self.follow(session, response)).frames
         answer = frames[-1].message if frames and frames[-1].is_answer else None
         if answer is None:
             raise ServerFaultError(f"the call was answered {response.received}, without its answer")
@@ -333,6 +343,16 @@ def rest_verdict(run: Run, call: Call, followed: Followed, what: str) -> Verdict
     if problem is None:
         return passed(f"{what}: the {len(expected)} missed messages, each once and in order")
     return failed(f"{what}: {problem} ({followed.last.received})")
+
+
+def ownership_verdict(call: Call, followed: Followed, what: str) -> Verdict:
+    """Judge whose messages resumes brought; whether all came is for other checks."""
+    foreign = sum(call.is_foreign(frame) for frame in followed.frames)
+    if foreign:
+        return failed(f"{what}: {foreign} messages of another call were served ({followed.last.received})")
+    if not _messages_in(followed.frames):
+        return not_applicable(f"{what} brings nothing: {followed.last.received}")
+    return passed(f"{what} brings messages of its own call only")
 
 
 async def refusal_verdict(run: Run, session: Session, response: Response, what: str) -> Verdict:
@@ -441,7 +461,7 @@ async def priming_event(run: Run) -> Verdict:
     first = call.response.frames[0] if call.response.frames else Frame()
     if first.data or not first.id:
         return warning("a call's stream begins with a message: cut before it, the call cannot be resumed")
-    return rest_verdict(run, call, await run.follow(session, first.id), "resumed from the priming event")
+    return rest_verdict(run, call, await run.follow(session, call.response), "resumed from the priming event")
 
 
 @_check(
@@ -455,7 +475,7 @@ async def exact_resume(run: Run) -> Verdict:
     call = await run.cut_call(session)
     if call.response.cursor is None:
         return failed("there is no event id to come back with")
-    return rest_verdict(run, call, await run.follow(session, call.response.cursor), "resumed after a cut")
+    return rest_verdict(run, call, await run.follow(session, call.response), "resumed after a cut")
 
 
 @_check(
@@ -474,14 +494,16 @@ async def no_loss_under_load(run: Run) -> Verdict:
     await call.response.abandon()
     frames, cuts, cursor = list(call.response.frames), 1, call.response.cursor
     while cursor is not None and not frames[-1].is_answer:
-        followed = await run.follow(session, cursor, max_messages=share if cuts < _MAX_CUTS else None)
+        followed = await run.follow(
+            session, call.response, cursor=cursor, max_messages=share if cuts < _MAX_CUTS else None
+        )
         if followed.is_refused:
             return passed(f"after cut {cuts}: refused ({followed.last.received}), nothing was lost unnoticed")
         if not followed.frames:
             return failed(f"after cut {cuts}: {followed.last.received}")
         frames += followed.frames
         cursor = next((frame.id for frame in reversed(followed.frames) if frame.id), cursor)
-        if followed.last.ending not in ("abandoned", "answered"):
+        if followed.last.ending != "abandoned":
             break
         cuts += 1
     if cursor is None:
@@ -512,8 +534,16 @@ async def another_session(run: Run) -> Verdict:
     foreign = await refusal_verdict(run, theirs, claim, "the cursor of another session")
     return worst(
         foreign,
-        rest_verdict(run, other, await run.follow(theirs, other.response.cursor), "the session's own cursor"),
-        rest_verdict(run, call, await run.follow(ours, call.response.cursor), "the other session's own cursor"),
+        ownership_verdict(
+            other,
+            await run.follow(theirs, other.response),
+            "the session's own cursor",
+        ),
+        ownership_verdict(
+            call,
+            await run.follow(ours, call.response),
+            "the other session's own cursor",
+        ),
     )
 
 
@@ -529,8 +559,8 @@ async def another_stream(run: Run) -> Verdict:
     for name, call in zip(("first", "second"), calls, strict=True):
         if call.response.cursor is None:
             return not_applicable("there are no event ids")
-        followed = await run.follow(session, call.response.cursor)
-        verdicts.append(rest_verdict(run, call, followed, f"the {name} of two calls"))
+        followed = await run.follow(session, call.response)
+        verdicts.append(ownership_verdict(call, followed, f"the cursor of the {name} of two calls"))
     return worst(*verdicts)
 
 
@@ -586,10 +616,10 @@ async def future_id(run: Run) -> Verdict:
     session = await run.open_session()
     call = await run.whole_call(session)
     cursor = call.response.cursor or ""
-    number = re.search("[0-9]{1,15}$", cursor)
+    number = re.search("(?:^|[^0-9A-Za-z])([0-9]{1,15})$", cursor)
     if number is None:
         return not_applicable("the event ids do not end in a number")
-    future = f"{cursor[: number.start()]}{int(number[0]) + 1_000_000}"
+    future = f"{cursor[: number.start(1)]}{int(number[1]) + 1_000_000}"
     return await refusal_verdict(run, session, await session.get(future), "the id of an event that is yet to come")
 
 
@@ -672,7 +702,7 @@ async def take_over(run: Run) -> Verdict:
     if cursor is None:
         return not_applicable("there are no event ids")
     expected = run.baseline.messages[_messages_in(call.response.frames) :]
-    followed = await run.follow(session, cursor)
+    followed = await run.follow(session, call.response)
     problem = difference(expected, followed.frames, call)
     if problem is not None:
         return failed(f"the second connection: {problem} ({followed.last.received})")
@@ -777,7 +807,7 @@ async def frozen_reader(run: Run) -> Verdict:
     await call.response.abandon()
     if cursor is None:
         return failed("there is no event id to come back with")
-    followed = await run.follow(session, cursor)
+    followed = await run.follow(session, call.response)
     said = f"the slowest ping took {slowest:.1f} s"
     if followed.is_refused:
         return passed(f"{said}; the frozen call was then refused: {followed.last.received}")
@@ -802,7 +832,7 @@ async def polling(run: Run) -> Verdict:
     cursor = call.response.cursor
     if call.response.ending != "closed" or cursor is None:
         return failed(f"the call was answered {call.response.received}")
-    found = rest_verdict(run, call, await run.follow(session, cursor), "polled")
+    found = rest_verdict(run, call, await run.follow(session, call.response), "polled")
     retries = [frame.retry for frame in call.response.frames if frame.retry is not None]
     if not retries:
         return worst(found, warning("the connection was closed without a retry field before"))

@@ -43,8 +43,8 @@ REVISION = "2025-11-25"
 
 Json = dict[str, object]
 Ending = Literal["open", "answered", "closed", "cut", "silent", "abandoned"]
-"""How a response stands: still open, its stream's answer was read, closed cleanly, cut, nothing came for a while, cut by
-us."""
+"""How a response stands: not read further, its answer was read, closed by the server, cut by it, nothing came for a
+while, cut by us."""
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _UNPRINTABLE = re.compile(r"[^ -~]")
@@ -216,7 +216,9 @@ class Response:
     Attributes:
         sent: What it answers, for people; printable.
         status: Its HTTP status.
+        media_type: Its content type, without parameters.
         session_id: Its `Mcp-Session-Id`.
+        location: Where it redirects to; not followed.
         frames: What was read of its stream.
         body: What was read of it where it is no stream.
         ending: How it stands.
@@ -228,6 +230,7 @@ class Response:
         self.status = response.status_code
         self.media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         self.session_id: str | None = response.headers.get("mcp-session-id")
+        self.location: str | None = response.headers.get("location")
         self.frames: list[Frame] = []
         self.body = b""
         self.ending: Ending = "open"
@@ -265,7 +268,8 @@ class Response:
         """What came, for people; printable."""
         head = f"{self.status} {printable(self.media_type) or 'without a content type'}"
         if not self.is_stream:
-            return f"{head} {printable(self.body.decode('utf-8', 'replace'), 200)}".rstrip()
+            to = f" to {printable(self.location, 200)}" if self.location else ""
+            return f"{head}{to} {printable(self.body.decode('utf-8', 'replace'), 200)}".rstrip()
         answers = sum(frame.is_answer for frame in self.messages)
         cursors = len(self.frames) - len(self.messages)
         counts = f"{len(self.messages) - answers} messages, {answers} answers, {cursors} events without data"

@@ -93,10 +93,10 @@ def render(report: Report, console: Console) -> None:
     for result in report.results:
         if result.outcome in ("failed", "warning"):
             console.print(_detailed(result))
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), expand=True)
+    table.add_column(min_width=max(len(sign) for sign, _ in _SIGNS.values()))
+    table.add_column(min_width=max((len(result.name) for result in report.results), default=0))
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     for result in report.results:
         sign, style = _SIGNS[result.outcome]
         table.add_row(Text(sign, style), Text(result.name), Text(result.detail, "dim"))

@@ -60,6 +60,7 @@ WRONGS: dict[str, tuple[str, str]] = {
     "a completed stream stays open": ("completed-stream", "failed"),
     "a completed stream without its answer": ("completed-stream", "failed"),
     "an answer again": ("completed-stream", "failed"),
+    "a completed stream is held": ("completed-stream", "failed"),
     "409 while a stream is open": ("take-over", "failed"),
     "both connections": ("take-over", "failed"),
     "the first connection stays": ("take-over", "warning"),
@@ -234,7 +235,9 @@ class WrongServer:
             self.sessions[session.id] = session
             info = {"name": "wrong", "version": "1"}
             result = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": info}
-            await request.reply(200, {"jsonrpc": "2.0", "id": message["id"], "result": result}, mcp_session_id=session.id)
+            await request.reply(
+                200, {"jsonrpc": "2.0", "id": message["id"], "result": result}, mcp_session_id=session.id
+            )
             return
         found = await self._session_of(request)
         if found is None:
@@ -321,32 +324,46 @@ class WrongServer:
         assert stream is not None
         assert found is not None
         seq = int(found[3])
+        is_empty = self.wrong == "a resume is empty" or (self.wrong == "polling loses" and stream.close)
+        is_answered = stream.is_done and seq == len(stream.events)
+        is_held = self.wrong == "a resume is never answered" or (
+            self.wrong == "a completed stream is held" and is_answered
+        )
         if stream.name == _STANDALONE:
             if self.wrong == "the standalone cursor is refused":
-                return await request.refuse(400)
+                await request.refuse(400)
+                return
             if self.wrong == "the standalone stream forgets":
                 seq = len(stream.events)
-        elif self.wrong == "a resume is empty" or (self.wrong == "polling loses" and stream.close):
-            return await self._empty(request)
+        elif is_empty:
+            await self._empty(request)
+            return
+        elif is_held:
+            await self._hold(request)
+            return
         elif self.wrong == "a resume is refused":
-            return await request.refuse(400)
-        elif self.wrong == "a resume is never answered":
-            return await self._hold(request)
+            await request.refuse(400)
+            return
         elif self.wrong == "409 while a stream is open" and stream.owner is not None:
-            return await request.refuse(409)
-        elif self.wrong == "a resume skips one" or (self.wrong == "a frozen reader loses" and seq == 1):
-            seq += 1
-        elif self.wrong == "a resume repeats one":
-            seq -= 1
-        elif self.wrong == "a resume begins at the beginning":
-            seq = 0
-        elif self.wrong == "an answer again" and stream.is_done:
-            seq = len(stream.events) - 1
-        elif self.wrong == "a resume brings all streams":
+            await request.refuse(409)
+            return
+        await self._serve(request, session, stream, self._wrong_seq(session, stream, seq), is_resume=True)
+
+    def _wrong_seq(self, session: Session, stream: Stream, seq: int) -> int:
+        """Return the seq after which a request's stream is served."""
+        if self.wrong == "a resume skips one" or (self.wrong == "a frozen reader loses" and seq == 1):
+            return seq + 1
+        if self.wrong == "a resume repeats one":
+            return seq - 1
+        if self.wrong == "a resume begins at the beginning":
+            return 0
+        if self.wrong == "an answer again" and seq == len(stream.events):
+            return seq - 1
+        if self.wrong == "a resume brings all streams":
             for other in session.streams.values():
                 if other is not stream and other.name != _STANDALONE:
                     stream.events[seq:seq] = other.events
-        await self._serve(request, session, stream, seq, is_resume=True)
+        return seq
 
     async def _refuse_claim(self, request: Request, session: Session, kind: str) -> None:
         if self.wrong == f"{kind}: empty":
