@@ -45,7 +45,7 @@ def fixture_app(store: ResumableEventStore | None = None) -> ASGIApp:
 
     else:
         line = importlib.import_module("mcp.server.mcpserver")
-        server = line.MCPServer("mcp-resumable fixture")
+        server = line.MCPServer("mcp-resumable fixture", log_level="WARNING")
         options = {"event_store": store, "retry_interval": _RETRY_MILLISECONDS}
 
     async def count(
