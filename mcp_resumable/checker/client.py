@@ -401,7 +401,8 @@ class Wire:
             ServerFaultError: When there is no response.
         """
         self._requests += 1
-        if self._requests > self.limits.max_requests:
+        # A session that was opened is ended in any case.
+        if self._requests > self.limits.max_requests and method != "DELETE":
             raise ServerFaultError(f"the run took more than {self.limits.max_requests} requests")
         # The server's bytes are not to be inflated here.
         all_headers = {**self.target.headers, "accept-encoding": "identity", "user-agent": "mcp-resumable", **headers}

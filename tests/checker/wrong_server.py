@@ -19,7 +19,7 @@ from uuid import uuid4
 import anyio
 import uvicorn
 
-__all__ = ["ALL_CHECKS_PASS", "WRONGS", "WrongServer", "serving"]
+__all__ = ["ALL_CHECKS_PASS", "WRONGS", "Request", "WrongServer", "serving"]
 
 ALL_CHECKS_PASS = ""
 
@@ -119,8 +119,10 @@ class Stream:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def change(self) -> None:
-        await self._changed.wait()
+    @property
+    def next_change(self) -> asyncio.Event:
+        """Set at the next change."""
+        return self._changed
 
 
 @dataclass
@@ -184,13 +186,17 @@ class WrongServer:
 
     Attributes:
         wrong: What is wrong with it; a key of `WRONGS`, or `ALL_CHECKS_PASS`.
+        name: What it says that it is.
+        held: Set once a request is held that is never answered.
         sessions: By session id; those that were ended stay.
         port: Where it listens.
     """
 
-    def __init__(self, wrong: str = ALL_CHECKS_PASS) -> None:
+    def __init__(self, wrong: str = ALL_CHECKS_PASS, *, name: str = "wrong") -> None:
         assert wrong in WRONGS or wrong == ALL_CHECKS_PASS
         self.wrong = wrong
+        self.name = name
+        self.held = asyncio.Event()
         self.sessions: dict[str, Session] = {}
         self.port = 0
         self._shared: dict[str, Stream] = {}
@@ -233,7 +239,7 @@ class WrongServer:
         if message["method"] == "initialize":
             session = Session(uuid4().hex)
             self.sessions[session.id] = session
-            info = {"name": "wrong", "version": "1"}
+            info = {"name": self.name, "version": "1"}
             result = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": info}
             await request.reply(
                 200, {"jsonrpc": "2.0", "id": message["id"], "result": result}, mcp_session_id=session.id
@@ -267,10 +273,15 @@ class WrongServer:
 
     async def _tool(self, session: Session, stream: Stream, message: dict[str, Any]) -> None:
         arguments = {"events": 6, "interval": 0.02, "padding": 0, "close_after": 0, **message["params"]["arguments"]}
+        if arguments.get("fails"):
+            stream.append({"id": message["id"], "error": {"code": -32602, "message": "\x1b[31mno such tool"}})
+            return
         mark = message["params"]["_meta"]["progressToken"]
         for number in range(1, arguments["events"] + 1):
             await asyncio.sleep(arguments["interval"])
             params = {"progressToken": mark, "progress": number, "message": "x" * arguments["padding"]}
+            if arguments.get("differs"):
+                params["message"] = uuid4().hex
             stream.append({"method": "notifications/progress", "params": params})
             if number == arguments["close_after"]:
                 stream.close = True
@@ -384,6 +395,7 @@ class WrongServer:
 
     async def _hold(self, request: Request) -> None:
         await request.start(200, "text/event-stream")
+        self.held.set()
         await request.watch()
 
     async def _serve(self, request: Request, session: Session, stream: Stream, seq: int, *, is_resume: bool) -> None:
@@ -420,15 +432,16 @@ class WrongServer:
         is_mixed = is_resume and not stream.is_done
         if self.wrong == "a resume in another order" and is_resume:
             while not stream.is_done:
-                await stream.change()
+                await stream.next_change.wait()
             stream.events[seq : seq + 2] = reversed(stream.events[seq : seq + 2])
         while True:
+            change = stream.next_change  # Before what is there is written, so that nothing comes in between.
             seq = await self._write_all(request, session, stream, seq)
             if stream.is_done or (stream.close and not is_resume):
                 break
             if is_resume and stream.name == _STANDALONE and self.wrong == "the standalone stream closes":
                 return
-            if await self._is_over(request, stream, is_resume=is_resume):
+            if await self._is_over(request, stream, change, is_resume=is_resume):
                 return
             if is_mixed and len(stream.events) > seq:
                 is_mixed = False
@@ -439,14 +452,14 @@ class WrongServer:
         if is_resume and self.wrong == "a completed stream stays open":
             await request.gone.wait()
 
-    async def _is_over(self, request: Request, stream: Stream, *, is_resume: bool) -> bool:
-        """Wait for the next change; return whether the connection is to be closed."""
-        change, gone = asyncio.create_task(stream.change()), asyncio.create_task(request.gone.wait())
+    async def _is_over(self, request: Request, stream: Stream, change: asyncio.Event, *, is_resume: bool) -> bool:
+        """Wait for a change; return whether the connection is to be closed."""
+        waits = [asyncio.create_task(event.wait()) for event in (change, request.gone)]
         try:
-            await asyncio.wait([change, gone], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            change.cancel()
-            gone.cancel()
+            for wait in waits:
+                wait.cancel()
         if request.gone.is_set():
             return True
         if stream.owner is request:
