@@ -18,7 +18,7 @@ from mcp_resumable.checker import CHECKS, CouldNotCheckError, Limits, Report, Ta
 from mcp_resumable.checker.fixture import LOAD_ARGUMENTS, POLL_ARGUMENTS, TOOL, fixture_app
 from mcp_resumable.checker.report import render
 
-__all__ = ["app"]
+__all__ = ["app", "check", "fixture"]
 
 _DEFAULTS = Limits()
 _FAILED = 1

@@ -15,7 +15,6 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from mcp_resumable.checker import CHECKS, Report
@@ -49,15 +48,15 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def invoke(arguments: Sequence[str]) -> Result:
+async def invoke(arguments: Sequence[str]) -> Any:
     """Run the command line in a thread, beside the server."""
     with anyio.fail_after(TIMEOUT_SECONDS):
-        result: Result = await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, arguments))
+        result: Any = await anyio.to_thread.run_sync(partial(CliRunner().invoke, app, arguments))
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
 
-async def check(wrong: str, *options: str) -> tuple[Result, WrongServer]:
+async def check(wrong: str, *options: str) -> tuple[Any, WrongServer]:
     """Check a wrong server."""
     server = WrongServer(wrong)
     async with serving(server):
