@@ -261,16 +261,13 @@ class Run:
         begin = anyio.current_time()
         await response.read_to_answer(self.limits.timeout_seconds)
         seconds = anyio.current_time() - begin
-        frames = list(response.frames)
-        if response.ending == "closed" and response.cursor is not None:
-            frames += (await self.follow(session, response)).frames
-        answer = frames[-1].message if frames and frames[-1].is_answer else None
+        answer = response.frames[-1].message if response.ending == "answered" else None
         if answer is None:
-            raise ServerFaultError(f"the call was answered {response.received}, without its answer")
+            raise ServerFaultError(f"an uncut call was answered {response.received}, without its answer")
         result = answer.get("result")
         if not isinstance(result, dict) or cast("Json", result).get("isError") is True:
             raise ServerFaultError(f"the call failed: {printable(json.dumps(answer), 200)}")
-        messages = tuple(canonical(frame) for frame in frames if frame.data)
+        messages = tuple(canonical(frame) for frame in response.messages)
         return Baseline(messages, seconds, response.body_bytes)
 
 
@@ -746,7 +743,7 @@ async def two_gets(run: Run) -> Verdict:
 @_check(
     "standalone-cursor",
     f"{_FIELD}a standalone stream that begins without a cursor cannot be resumed before its first message, so what is "
-    "sent while its connection is broken is lost (mcp-lite #87, python-sdk).",
+    "sent while its connection is broken is lost; the SDKs' do.",
 )
 async def standalone_cursor(run: Run) -> Verdict:
     """Cut the standalone stream, and resume it from its first event id."""
@@ -871,8 +868,8 @@ async def delete(run: Run) -> Verdict:
 
 @_check(
     "unknown-session",
-    f"{_SPEC}404 tells a client that it has to initialize a new session. {_FIELD}after a restart, a session that the "
-    "server no longer knows was answered otherwise, and its client never recovered (python-sdk #880).",
+    f"{_SPEC}404 tells a client that it has to initialize a new session. {_FIELD}people expect sessions to outlive a "
+    "restart (python-sdk #880); where they do not, only 404 says so.",
 )
 async def unknown_session(run: Run) -> Verdict:
     """Name a session that was never opened."""

@@ -47,7 +47,7 @@ Ending = Literal["open", "answered", "closed", "cut", "silent", "abandoned"]
 while, cut by us."""
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
-_UNPRINTABLE = re.compile(r"[^ -~]")
+_UNPRINTABLE = re.compile(r"[^ -~…]")
 # Bytes of a body that is no stream: only shown, and looked into for a JSON-RPC error.
 _MAX_PLAIN_BODY = 65_536
 # The kernel's least, doubled by it: a client that does not read fills it with two packets.
@@ -65,6 +65,7 @@ class Limits:
     Attributes:
         timeout_seconds: For whatever has to come.
         silence_seconds: After which a stream that has nothing to come is taken to stay open.
+        max_seconds: Of the whole run.
         max_requests: Of the whole run.
         max_body_bytes: Of one response.
         max_frame_bytes: Of one event.
@@ -76,6 +77,7 @@ class Limits:
 
     timeout_seconds: float = 15.0
     silence_seconds: float = 2.0
+    max_seconds: float = 600.0
     max_requests: int = 1_000
     max_body_bytes: int = 64 * 2**20
     max_frame_bytes: int = 8 * 2**20
@@ -106,14 +108,10 @@ class Target:
 
 
 def printable(value: object, limit: int = 80) -> str:
-    """Return text that is safe to show: ASCII, without control characters, and not longer than `limit`."""
+    """Return text that is safe to show: ASCII without control characters, and `…` where it was longer than `limit`."""
     text = str(value)
     short = text if len(text) <= limit else f"{text[: limit - 1]}…"
-    return "".join(c if c == "…" else _escaped(c) for c in short)
-
-
-def _escaped(character: str) -> str:
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), character)
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), short)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +403,8 @@ class Wire:
         if self._requests > self.limits.max_requests and method != "DELETE":
             raise ServerFaultError(f"the run took more than {self.limits.max_requests} requests")
         # The server's bytes are not to be inflated here.
-        all_headers = {**self.target.headers, "accept-encoding": "identity", "user-agent": "mcp-resumable", **headers}
+        ours = {"accept-encoding": "identity", "user-agent": "mcp-resumable", **headers}
+        all_headers = {**{name.lower(): value for name, value in self.target.headers.items()}, **ours}
         response: httpx.Response | None = None
         try:
             with anyio.move_on_after(self.limits.timeout_seconds):
@@ -506,7 +505,7 @@ class Session:
         server = result.get("serverInfo")
         if isinstance(server, dict):
             named = cast("Json", server)
-            self.server = f"{printable(named.get('name'))} {printable(named.get('version'))}"
+            self.server = " ".join(printable(named[key]) for key in ("name", "version") if named.get(key))
         await (await self.post({"method": "notifications/initialized"})).abandon()
         return response
 

@@ -46,7 +46,7 @@ async def check_server(
             if names is None or check.name in names:
                 if on_begin is not None:
                     on_begin(check.name)
-                results.append(await _result_of(check, run))
+                results.append(await _result_of(check, run, begin + run.limits.max_seconds))
     finally:
         await run.close()
     return Report(
@@ -60,11 +60,11 @@ async def check_server(
     )
 
 
-async def _result_of(check: Check, run: Run) -> CheckResult:
+async def _result_of(check: Check, run: Run, deadline: float) -> CheckResult:
     begin = anyio.current_time()
     run.wire.responses.clear()
-    seconds = _CHECK_TIMEOUTS * run.limits.timeout_seconds
-    verdict = Verdict("failed", f"it did not come to an end within {seconds:g} s")
+    seconds = max(0.0, min(_CHECK_TIMEOUTS * run.limits.timeout_seconds, deadline - begin))
+    verdict = Verdict("failed", f"it did not come to an end within {seconds:.0f} s")
     try:
         with anyio.move_on_after(seconds):
             verdict = await check.find_out(run)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
+import anyio.to_thread
 import pytest
 
 from mcp_resumable.checker import CHECKS, CheckResult, Limits, Report, Target, check_server
 
 from .wrong_server import ALL_CHECKS_PASS, WRONGS, WrongServer, serving
 
+pytestmark = pytest.mark.anyio
+
 TIMEOUT_SECONDS = 60
-SERVERS_AT_A_TIME = 4
+SERVERS_AT_A_TIME = 6
 
 # The kernel's buffers are small here, so that a reader blocks its server after some 200 kB.
 SEND_BUFFER = 16_384
@@ -31,6 +36,12 @@ async def report_on(wrong: str, names: list[str] | None, *, patience: float, sil
             report = await check_server(target, limits, names=names)
     assert server.open_sessions == [] or wrong == "DELETE: 500", "sessions were left behind"
     return report
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Only asyncio: uvicorn knows no other loop."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +83,29 @@ def test_each_check_has_a_server_that_fails_it() -> None:
 def test_what_is_wrong_is_found(findings: dict[str, CheckResult], wrong: str) -> None:
     result = findings[wrong]
     assert (result.name, result.outcome) == WRONGS[wrong], result
+
+
+# httpx leaves the generators of a body that is not read to its end to the garbage collector, of which trio warns.
+@pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning")
+async def test_the_checker_runs_on_trio_too() -> None:
+    server = WrongServer()
+    limits = Limits(timeout_seconds=20, silence_seconds=0.5, min_call_seconds=0.05)
+    names = ["exact-resume", "standalone-cursor"]
+    with anyio.fail_after(TIMEOUT_SECONDS):
+        async with serving(server):
+            run = partial(check_server, Target(url=server.url, tool="count"), limits, names=names)
+            report = await anyio.to_thread.run_sync(partial(anyio.run, run, backend="trio"))
+    assert [result.outcome for result in report.results] == ["passed", "passed"]
+    assert server.open_sessions == []
+
+
+async def test_a_run_is_bounded_in_time() -> None:
+    server = WrongServer("a resume is never answered")
+    limits = Limits(timeout_seconds=60, max_seconds=1, min_call_seconds=0.05)
+    with anyio.fail_after(TIMEOUT_SECONDS / 2):
+        async with serving(server):
+            target = Target(url=server.url, tool="count")
+            report = await check_server(target, limits, names=["exact-resume", "take-over"])
+    assert [result.outcome for result in report.results] == ["failed", "failed"]
+    assert server.open_sessions == []

@@ -187,7 +187,7 @@ async def test_an_interrupt_leaves_no_session_behind_and_exits_with_2() -> None:
     assert server.open_sessions == []
 
 
-@pytest.mark.parametrize("missing", ["typer", "httpx", "rich", "uvicorn"])
+@pytest.mark.parametrize("missing", ["typer", "httpx"])
 def test_without_the_extra_the_package_imports_and_the_command_says_what_is_missing(missing: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_EXTRA.format(missing=[missing])],
