@@ -14,9 +14,10 @@ def main() -> None:
     try:
         from mcp_resumable.cli import app
     except ModuleNotFoundError as exc:
-        if exc.name not in _EXTRA:
+        missing = (exc.name or "").partition(".")[0]
+        if missing not in _EXTRA:
             raise
-        sys.stderr.write(f"mcp-resumable needs the package {exc.name}: pip install 'mcp_resumable[cli]'\n")
+        sys.stderr.write(f"mcp-resumable needs the package {missing}: pip install 'mcp_resumable[cli]'\n")
         sys.exit(2)
     app(prog_name="mcp-resumable")
 

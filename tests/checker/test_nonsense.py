@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -25,7 +26,7 @@ LIMITS = Limits(
     max_body_bytes=300_000,
     max_frame_bytes=100_000,
     max_frames=2_000,
-    min_call_seconds=0.05,
+    min_call_seconds=0.01,
 )
 
 Answer = Callable[[Request], Awaitable[None]]
@@ -134,7 +135,10 @@ async def test_nothing_that_listens_cannot_be_checked() -> None:
         ({"events": 2}, "at least 3"),
         ({"events": 8, "interval": 0}, "has to last"),
         ({"fails": True}, "the call failed"),
-        ({"differs": True}, "different messages"),
+        ({"plain": True}, "instead of by an SSE stream"),
+        ({"interval": 30}, "without its answer"),
+        ({"close_after": 1}, "without its answer"),
+        ({"differs": True, "interval": 0.15}, "different messages"),
     ],
 )
 async def test_a_tool_that_does_not_do_cannot_be_used(arguments: dict[str, object], says: str) -> None:
@@ -142,7 +146,7 @@ async def test_a_tool_that_does_not_do_cannot_be_used(arguments: dict[str, objec
     with anyio.fail_after(TIMEOUT_SECONDS):
         async with serving(server) as port:
             with pytest.raises(CouldNotCheckError) as caught:
-                await check_server(target_of(port, arguments=arguments), LIMITS)
+                await check_server(target_of(port, arguments=arguments), replace(LIMITS, min_call_seconds=0.5))
     assert says in str(caught.value)
     assert server.open_sessions == []
 
@@ -232,7 +236,7 @@ async def test_nonsense_in_the_middle_fails_the_check_and_leaves_no_session_behi
 
 async def test_a_run_is_bounded_in_requests() -> None:
     async with answering_resumes(empty) as (server, port):
-        limits = Limits(timeout_seconds=5, silence_seconds=0.2, max_requests=8, min_call_seconds=0.05)
+        limits = Limits(timeout_seconds=5, silence_seconds=0.2, max_requests=8, min_call_seconds=0.01)
         report = await check_server(target_of(port), limits, names=["malformed-id"])
     assert report.results[0].outcome == "failed"
     assert "8 requests" in report.results[0].detail

@@ -13,7 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import anyio
@@ -23,69 +23,105 @@ __all__ = ["ALL_CHECKS_PASS", "WRONGS", "Request", "WrongServer", "serving"]
 
 ALL_CHECKS_PASS = ""
 
-WRONGS: dict[str, tuple[str, str]] = {
-    # What is wrong: the check that has to find it, and the outcome.
-    "no ids": ("event-ids", "failed"),
-    "no id on the answer": ("event-ids", "failed"),
-    "control characters in ids": ("event-ids", "failed"),
-    "ids that are not ASCII": ("event-ids", "failed"),
-    "ids of 5,000 characters": ("event-ids", "failed"),
-    "ids of a stream only": ("unique-ids", "failed"),
-    "no priming event": ("priming-event", "warning"),
-    "a priming id that is not known": ("priming-event", "failed"),
-    "a resume skips one": ("exact-resume", "failed"),
-    "a resume repeats one": ("exact-resume", "failed"),
-    "a resume begins at the beginning": ("exact-resume", "failed"),
-    "a resume in another order": ("exact-resume", "failed"),
-    "a resume is empty": ("exact-resume", "failed"),
-    "a resume is refused": ("exact-resume", "failed"),
-    "a resume is never answered": ("exact-resume", "failed"),
-    "a resume loses what is sent meanwhile": ("no-loss-under-load", "failed"),
-    "a resume repeats what is sent meanwhile": ("no-loss-under-load", "failed"),
-    "any session's ids": ("another-session", "failed"),
-    "another session's ids: 404": ("another-session", "failed"),
-    "streams of all sessions by request id": ("another-session", "failed"),
-    "a resume brings all streams": ("another-stream", "failed"),
-    "an unknown id: empty": ("unknown-id", "failed"),
-    "an unknown id: open": ("unknown-id", "failed"),
-    "an unknown id: 404": ("unknown-id", "failed"),
-    "an unknown id: 500": ("unknown-id", "failed"),
-    "an unknown id: everything": ("unknown-id", "failed"),
-    "an unknown id ends the session": ("unknown-id", "failed"),
-    "a malformed id: 500": ("malformed-id", "failed"),
-    "a malformed id: empty": ("malformed-id", "failed"),
-    "a future id: open": ("future-id", "failed"),
-    "a future id: empty": ("future-id", "failed"),
-    "a reused request id goes on": ("reused-request-id", "failed"),
-    "a completed stream stays open": ("completed-stream", "failed"),
-    "a completed stream without its answer": ("completed-stream", "failed"),
-    "an answer again": ("completed-stream", "failed"),
-    "a completed stream is held": ("completed-stream", "failed"),
-    "409 while a stream is open": ("take-over", "failed"),
-    "both connections": ("take-over", "failed"),
-    "the first connection stays": ("take-over", "warning"),
-    "a take-over is closed at once": ("take-over", "warning"),
-    "409 for a second GET": ("two-gets", "failed"),
-    "both GETs": ("two-gets", "failed"),
-    "no cursor of the standalone stream": ("standalone-cursor", "warning"),
-    "the standalone cursor is refused": ("standalone-cursor", "failed"),
-    "the standalone stream forgets": ("standalone-cursor", "failed"),
-    "the standalone stream closes": ("standalone-cursor", "failed"),
-    "a frozen reader blocks": ("frozen-reader", "failed"),
-    "a frozen reader loses": ("frozen-reader", "failed"),
-    "polling loses": ("polling", "failed"),
-    "no retry": ("polling", "warning"),
-    "a retry that is no number": ("polling", "failed"),
-    "an ended session: 400": ("delete", "failed"),
-    "an ended session goes on": ("delete", "failed"),
-    "DELETE: 500": ("delete", "failed"),
-    "an ended session's stream stays open": ("delete", "warning"),
-    "an unknown session: 200": ("unknown-session", "failed"),
-    "an unknown session: 500": ("unknown-session", "failed"),
-    "an unknown session: 400": ("unknown-session", "warning"),
+WRONGS: dict[str, dict[str, str]] = {
+    "no id on the answer": {"event-ids": "failed"},
+    "control characters in ids": {"event-ids": "failed"},
+    "ids that are not ASCII": {"event-ids": "failed"},
+    "ids of 5,000 characters": {"event-ids": "failed"},
+    "ids of a stream only": {"unique-ids": "failed"},
+    "no priming event": {"priming-event": "warning"},
+    "a priming id that is not known": {"priming-event": "failed"},
+    "a resume skips one": {"exact-resume": "failed", "reused-request-id": "failed", "completed-stream": "failed"},
+    "a resume repeats one": {"exact-resume": "failed"},
+    "a resume begins at the beginning": {"exact-resume": "failed"},
+    "a resume in another order": {"exact-resume": "failed"},
+    "a resume is empty": {"exact-resume": "failed", "no-loss-under-load": "failed", "another-stream": "not_applicable"},
+    "a resume is refused": {"exact-resume": "failed"},
+    "a resume is never answered": {"exact-resume": "failed"},
+    "a resume loses what is sent meanwhile": {"no-loss-under-load": "failed"},
+    "a resume repeats what is sent meanwhile": {"no-loss-under-load": "failed"},
+    "any session's ids": {"another-session": "failed"},
+    "another session's ids: 404": {"another-session": "failed"},
+    "streams of all sessions by request id": {"another-session": "failed"},
+    "a resume brings all streams": {"another-stream": "failed"},
+    "an unknown id: empty": {"unknown-id": "failed"},
+    "an unknown id: open": {"unknown-id": "failed"},
+    "an unknown id: 404": {"unknown-id": "failed"},
+    "an unknown id: 500": {"unknown-id": "failed"},
+    "an unknown id: everything": {"unknown-id": "failed"},
+    "an unknown id ends the session": {"unknown-id": "failed"},
+    "a malformed id: 500": {"malformed-id": "failed"},
+    "a malformed id: empty": {"malformed-id": "failed"},
+    "a future id: open": {"future-id": "failed"},
+    "a future id: empty": {"future-id": "failed"},
+    "a reused request id goes on": {"reused-request-id": "failed"},
+    "a completed stream stays open": {"completed-stream": "failed"},
+    "a completed stream without its answer": {"completed-stream": "failed"},
+    "an answer again": {"completed-stream": "failed"},
+    "a completed stream is held": {"completed-stream": "failed"},
+    "409 while a stream is open": {"take-over": "failed"},
+    "both connections": {"take-over": "failed"},
+    "the first connection stays": {"take-over": "warning"},
+    "a take-over is closed at once": {"take-over": "warning"},
+    "409 for a second GET": {"two-gets": "failed"},
+    "both GETs": {"two-gets": "failed"},
+    "no cursor of the standalone stream": {"standalone-cursor": "warning"},
+    "the standalone cursor is refused": {"standalone-cursor": "failed", "two-gets": "passed"},
+    "the standalone stream forgets": {"standalone-cursor": "failed"},
+    "the standalone stream closes": {"standalone-cursor": "failed"},
+    "a frozen reader blocks": {"frozen-reader": "failed"},
+    "a frozen reader loses": {"frozen-reader": "failed"},
+    "polling loses": {"polling": "failed"},
+    "no retry": {"polling": "warning"},
+    "a retry that is no number": {"polling": "failed"},
+    "an ended session: 400": {"delete": "failed"},
+    "an ended session goes on": {"delete": "failed"},
+    "DELETE: 500": {"delete": "failed"},
+    "an ended session's stream stays open": {"delete": "warning"},
+    "an unknown session: 200": {"unknown-session": "failed"},
+    "an unknown session: 500": {"unknown-session": "failed"},
+    "an unknown session: 400": {"unknown-session": "warning"},
+    "an unknown session: empty": {"unknown-session": "failed"},
+    "the cursor of an answer: 500": {"completed-stream": "failed"},
+    "a GET: 500": {"two-gets": "failed", "standalone-cursor": "failed"},
+    "the standalone cursor brings a call": {"standalone-cursor": "failed"},
+    # Other ways to be right, or to offer less.
+    "no standalone stream": {"two-gets": "not_applicable", "standalone-cursor": "not_applicable"},
+    "no DELETE": {"delete": "not_applicable"},
+    "a reused request id is refused": {"reused-request-id": "passed"},
+    "refusals in the stream": {
+        "unknown-id": "passed",
+        "malformed-id": "passed",
+        "future-id": "passed",
+        "another-session": "passed",
+    },
+    "a completed stream is refused": {"completed-stream": "passed", "reused-request-id": "passed"},
+    "a large call cannot be resumed": {"no-loss-under-load": "passed", "frozen-reader": "passed"},
+    "no ids": {
+        "event-ids": "failed",
+        "unique-ids": "not_applicable",
+        "priming-event": "warning",
+        "exact-resume": "failed",
+        "no-loss-under-load": "failed",
+        "another-session": "not_applicable",
+        "another-stream": "not_applicable",
+        "unknown-id": "passed",
+        "future-id": "not_applicable",
+        "reused-request-id": "not_applicable",
+        "completed-stream": "not_applicable",
+        "take-over": "not_applicable",
+        "standalone-cursor": "warning",
+        "frozen-reader": "failed",
+        "polling": "failed",
+        "delete": "passed",
+        "unknown-session": "passed",
+    },
 }
+"""By what is wrong: what checks have to find."""
 
 _STANDALONE = "standalone"
+# Bytes of one message above which a call is a large one.
+_LARGE = 5_000
 _ENDED = object()
 
 
@@ -225,6 +261,9 @@ class WrongServer:
     async def _session_of(self, request: Request) -> Session | None:
         """Return the session of a request; None where it was refused."""
         session = self.sessions.get(request.headers.get("mcp-session-id", ""))
+        if session is None and self.wrong == "an unknown session: empty" and request.method == "GET":
+            await self._empty(request)
+            return None
         if session is None:
             statuses = {f"an unknown session: {status}": status for status in (200, 400, 500)}
             await request.refuse(statuses.get(self.wrong, 404))
@@ -260,6 +299,13 @@ class WrongServer:
         key = str(message["id"])
         streams = self._shared if self.wrong == "streams of all sessions by request id" else session.requests
         goes_on = self.wrong in ("streams of all sessions by request id", "a reused request id goes on")
+        if message["params"]["arguments"].get("plain"):
+            await request.reply(200, {"jsonrpc": "2.0", "id": message["id"], "result": {}})
+            return
+        if self.wrong == "a reused request id is refused" and key in streams:
+            error = {"code": -32600, "message": "used before"}
+            await request.reply(200, {"jsonrpc": "2.0", "id": message["id"], "error": error})
+            return
         stream = streams.get(key) if goes_on else None
         if stream is None:
             stream = Stream(str(len(session.streams) + 1))
@@ -293,8 +339,8 @@ class WrongServer:
         return session.streams.setdefault(_STANDALONE, Stream(_STANDALONE))
 
     async def _delete(self, request: Request, session: Session) -> None:
-        if self.wrong == "DELETE: 500":
-            await request.refuse(500)
+        if self.wrong in ("DELETE: 500", "no DELETE"):
+            await request.refuse(500 if self.wrong == "DELETE: 500" else 405)
             return
         session.is_ended = True
         if self.wrong != "an ended session's stream stays open":
@@ -305,14 +351,16 @@ class WrongServer:
 
     async def _get(self, request: Request, session: Session) -> None:
         claim = request.headers.get("last-event-id")
-        if claim is None:
+        if claim is None and self.wrong in ("no standalone stream", "a GET: 500"):
+            await request.refuse(405 if self.wrong == "no standalone stream" else 500)
+        elif claim is None:
             standalone = self._standalone_of(session)
             if standalone.owner is not None and self.wrong == "409 for a second GET":
                 await request.refuse(409)
             else:
                 await self._serve(request, session, standalone, len(standalone.events), is_resume=False)
-            return
-        await self._resume(request, session, claim)
+        else:
+            await self._resume(request, session, claim)
 
     async def _resume(self, request: Request, session: Session, claim: str) -> None:
         found = re.fullmatch("([0-9a-f]{32}):([0-9a-z]+):([0-9]+)", claim)
@@ -336,6 +384,12 @@ class WrongServer:
         assert found is not None
         seq = int(found[3])
         is_empty = self.wrong == "a resume is empty" or (self.wrong == "polling loses" and stream.close)
+        is_refused = {
+            "a resume is refused": True,
+            "a completed stream is refused": stream.is_done,
+            "a large call cannot be resumed": any(len(data) > _LARGE for data in stream.events),
+            "409 while a stream is open": stream.owner is not None,
+        }
         is_answered = stream.is_done and seq == len(stream.events)
         is_held = self.wrong == "a resume is never answered" or (
             self.wrong == "a completed stream is held" and is_answered
@@ -344,18 +398,20 @@ class WrongServer:
             if self.wrong == "the standalone cursor is refused":
                 await request.refuse(400)
                 return
+            if self.wrong == "the standalone cursor brings a call":
+                stream = session.streams["1"]
             if self.wrong == "the standalone stream forgets":
                 seq = len(stream.events)
         elif is_empty:
             await self._empty(request)
             return
+        elif is_answered and self.wrong == "the cursor of an answer: 500":
+            await request.refuse(500)
+            return
         elif is_held:
             await self._hold(request)
             return
-        elif self.wrong == "a resume is refused":
-            await request.refuse(400)
-            return
-        elif self.wrong == "409 while a stream is open" and stream.owner is not None:
+        elif is_refused.get(self.wrong, False):
             await request.refuse(409)
             return
         await self._serve(request, session, stream, self._wrong_seq(session, stream, seq), is_resume=True)
@@ -383,6 +439,10 @@ class WrongServer:
             await self._hold(request)
         elif self.wrong == f"{kind}: everything":
             await self._serve(request, session, session.streams["1"], 0, is_resume=True)
+        elif self.wrong == "refusals in the stream":
+            await request.start(200, "text/event-stream")
+            await request.write('data: {"jsonrpc": "2.0", "id": null, "error": {"code": -32010, "message": "no"}}\n\n')
+            await request.end()
         else:
             statuses = {f"{kind}: {status}": status for status in (404, 500)}
             await request.refuse(statuses.get(self.wrong, 400))
@@ -496,17 +556,20 @@ class WrongServer:
 
 
 @asynccontextmanager
-async def serving(app: Any, *, send_buffer: int | None = None) -> AsyncIterator[int]:
+async def serving(
+    app: Any, *, send_buffer: int | None = None, lifespan: Literal["on", "off"] = "off"
+) -> AsyncIterator[int]:
     """Serve an ASGI app in this event loop; give its port.
 
     Args:
         app: The app; a `WrongServer` is told its port.
         send_buffer: Of the kernel, for each connection; None: the kernel's own.
+        lifespan: Whether the app has one.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    config = uvicorn.Config(app, log_level="critical", lifespan="off")
+    config = uvicorn.Config(app, log_level="critical", lifespan=lifespan)
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
@@ -531,3 +594,4 @@ async def serving(app: Any, *, send_buffer: int | None = None) -> AsyncIterator[
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
+            await server.lifespan.shutdown()
