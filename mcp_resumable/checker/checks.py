@@ -50,6 +50,8 @@ _MAX_EMPTY_RESUMES = 3
 # The SDKs' clients wait that long where the server does not say; and the longest that it is obeyed.
 _DEFAULT_RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 2.0
+# That ending a session may take at the end of a check.
+_END_SECONDS = 5.0
 # No server or proxy has to take a longer header; most stop at 8,192 for all of them.
 _MAX_EVENT_ID_CHARACTERS = 4_096
 # Visible ASCII, with spaces inside only: what comes back from a header as it went in.
@@ -74,22 +76,22 @@ class Verdict:
 
 
 def passed(detail: str) -> Verdict:
-    """Return a verdict."""
+    """Return the verdict on what is as it has to be."""
     return Verdict("passed", detail)
 
 
 def warning(detail: str) -> Verdict:
-    """Return a verdict."""
+    """Return the verdict on what costs a client no message."""
     return Verdict("warning", detail)
 
 
 def failed(detail: str) -> Verdict:
-    """Return a verdict."""
+    """Return the verdict on what a client cannot live with."""
     return Verdict("failed", detail)
 
 
 def not_applicable(detail: str) -> Verdict:
-    """Return a verdict."""
+    """Return the verdict on what could not be asked."""
     return Verdict("not_applicable", detail)
 
 
@@ -125,6 +127,7 @@ class Run:
         wire: Sends, and keeps what came back.
         baseline: Of a slow call; set by `prepare`.
         server: What the server says that it is; printable.
+        revision: The protocol revision that was agreed upon; printable.
     """
 
     def __init__(self, target: Target, limits: Limits) -> None:
@@ -189,21 +192,21 @@ class Run:
             self._sessions.clear()
             await self.wire.abandon_all()
 
-    async def cut_call(self, session: Session, *, messages: int = _BEFORE_CUT, request_id: int | None = None) -> Call:
+    async def cut_call(self, session: Session, *, request_id: int | None = None) -> Call:
         """Call the tool, read a few messages, and cut the connection."""
-        call = await self.live_call(session, messages=messages, request_id=request_id)
+        call = await self.live_call(session, request_id=request_id)
         await call.response.abandon()
         return call
 
-    async def live_call(self, session: Session, *, messages: int = _BEFORE_CUT, request_id: int | None = None) -> Call:
+    async def live_call(self, session: Session, *, request_id: int | None = None) -> Call:
         """Call the tool and read a few messages; the connection stays open.
 
         Raises:
             ServerFaultError: When they do not come.
         """
         call = await session.call(request_id=request_id)
-        await call.response.read_messages(messages, self.limits.timeout_seconds)
-        if not call.response.is_stream or len(call.response.messages) < messages:
+        await call.response.read_messages(_BEFORE_CUT, self.limits.timeout_seconds)
+        if len(call.response.messages) < _BEFORE_CUT:
             raise ServerFaultError(f"a call was answered {call.response.received}")
         return call
 
@@ -266,7 +269,7 @@ class Run:
             raise ServerFaultError(f"an uncut call was answered {response.received}, without its answer")
         result = answer.get("result")
         if not isinstance(result, dict) or cast("Json", result).get("isError") is True:
-            raise ServerFaultError(f"the call failed: {printable(json.dumps(answer), 200)}")
+            raise ServerFaultError(f"the call failed: {printable(response.frames[-1].data, 200)}")
         messages = tuple(canonical(frame) for frame in response.messages)
         return Baseline(messages, seconds, response.body_bytes)
 
@@ -291,14 +294,14 @@ class Followed:
 
 
 async def _end(session: Session) -> None:
-    with anyio.move_on_after(5):
-        try:
+    try:
+        with anyio.move_on_after(_END_SECONDS):
             if session.session_id is not None:
                 await session.delete()
-        except ServerFaultError:
-            pass  # The report is about what was checked; there is nothing else to be done about it.
-        finally:
-            await session.aclose()
+    except ServerFaultError:
+        pass  # The report is about what was checked; there is nothing else to be done about it.
+    finally:
+        await session.aclose()
 
 
 def _messages_in(frames: Sequence[Frame]) -> int:
@@ -315,7 +318,10 @@ def canonical(frame: Frame) -> str:
         if isinstance(inner, dict):
             fields = cast("Json", inner)
             message[key] = {name: fields[name] for name in fields if name not in ("progressToken", "_meta")}
-    return json.dumps(message, sort_keys=True)
+    try:
+        return json.dumps(message, sort_keys=True)
+    except RecursionError:
+        return frame.data
 
 
 def difference(expected: Sequence[str], frames: Sequence[Frame], call: Call) -> str | None:
@@ -377,6 +383,9 @@ def _refusal(response: Response, what: str) -> Verdict:
     return failed(f"{what}: answered 200 with an empty stream")
 
 
+FindOut = Callable[[Run], Awaitable[Verdict]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One check.
@@ -389,15 +398,15 @@ class Check:
 
     name: str
     why: str
-    find_out: Callable[[Run], Awaitable[Verdict]]
+    find_out: FindOut
 
 
 CHECKS: dict[str, Check] = {}
 """By name, in the order in which they are run."""
 
 
-def _check(name: str, why: str) -> Callable[[Callable[[Run], Awaitable[Verdict]]], Callable[[Run], Awaitable[Verdict]]]:
-    def register(find_out: Callable[[Run], Awaitable[Verdict]]) -> Callable[[Run], Awaitable[Verdict]]:
+def _check(name: str, why: str) -> Callable[[FindOut], FindOut]:
+    def register(find_out: FindOut) -> FindOut:
         CHECKS[name] = Check(name=name, why=why, find_out=find_out)
         return find_out
 

@@ -194,7 +194,15 @@ async def elsewhere(request: Request) -> None:
     await request.end()
 
 
+async def deeply_nested(request: Request) -> None:
+    await request.start(200, "text/event-stream")
+    for depth in (500, 950, 1_500, 5_000, 12_000):
+        await request.write(f'data: {{"method": "m", "params": {"[" * depth}{"]" * depth}}}\n\n')
+    await request.end()
+
+
 IN_THE_MIDDLE: list[Answer] = [
+    deeply_nested,
     hostile_frames,
     too_many,
     huge_frame,
