@@ -61,8 +61,8 @@ def _program(name: str) -> tuple[str, ...]:
 
 
 PEERS: dict[str, Peer] = {
-    "ours-1": Peer(title="mcp_resumable, mcp 1.x", environment="mcp-1", command=_FIXTURE, packages=("mcp",)),
-    "ours-2": Peer(title="mcp_resumable, mcp 2.x", environment="mcp-2", command=_FIXTURE, packages=("mcp",)),
+    "ours-1": Peer(title="mcp_resumable, memory, mcp 1.x", environment="mcp-1", command=_FIXTURE, packages=("mcp",)),
+    "ours-2": Peer(title="mcp_resumable, memory, mcp 2.x", environment="mcp-2", command=_FIXTURE, packages=("mcp",)),
     "example-1": Peer(
         title="Python SDK 1.x, example store",
         environment="mcp-1",
