@@ -13,6 +13,7 @@
 #   make conformance   the official conformance suite, both SDK lines
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
+#   make checked-servers   other servers, checked from outside; writes docs/checked-servers.md
 #   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
 #   make soak-ceilings floods that memory must withstand, SECONDS=20 each
 #   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
@@ -48,6 +49,7 @@ show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 
 .PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
 .PHONY: soak-ceilings bench
+.PHONY: checked-servers
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
@@ -121,6 +123,10 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 	.venvs/fastmcp-3/bin/python -m pytest tests/frameworks $(PYTEST)
 	.venvs/fastmcp-4/bin/python -m pytest tests/frameworks $(PYTEST)
 
+# node and npm are only needed for one of the servers; without them it is left out, loudly.
+checked-servers: .venvs/mcp-1/ready .venvs/mcp-2/ready .venvs/peers/ready $(if $(shell command -v npm),.venvs/peers-node/ready)
+	MCP_RESUMABLE_PEERS=$(CURDIR)/.venvs .venvs/mcp-2/bin/python -m pytest tests/peers $(PYTEST)
+
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
 
@@ -132,17 +138,17 @@ bench: .venvs/bench/ready
 
 .venvs/mcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test '$(requirement_$*)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test '$(requirement_$*)'
 	touch $@
 
 .venvs/check/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test --group check '$(requirement_2)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test --group check '$(requirement_2)'
 	touch $@
 
 .venvs/fastmcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test 'fastmcp==$*.*'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test 'fastmcp==$*.*'
 	touch $@
 
 .venvs/bench/ready: pyproject.toml
@@ -151,6 +157,17 @@ bench: .venvs/bench/ready
 	touch $@
 
 .venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json
+	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
+	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
+	touch $@
+
+# Exact, since what each does is pinned; the npm package's version is in package.json.
+.venvs/peers/ready: Makefile
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet 'fastmcp==4.2.3' 'mcp-persist[sqlite]==2.2.0' 'mcp==2.3.0' uvicorn
+	touch $@
+
+.venvs/peers-node/ready: tests/peers/programs/package.json tests/peers/programs/package-lock.json tests/peers/programs/typescript_sdk.mjs
 	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@
