@@ -90,8 +90,9 @@ _PULSE_SECONDS = 0.5
 _RETIRE_SECONDS = 1.0
 # How long the doorbell is quiet before channels that nobody waits for are given up.
 _LISTEN_SECONDS = 5.0
-# A reader whose doorbell was missed reads again within this time.
-_SWEEP_PULSES = 10
+# A reader reads again within so many pulses, should its doorbell have been missed: half a minute. Ten thousand idle
+# readers cost a few percent of a CPU that way. A connection that breaks is noticed by itself.
+_SWEEP_PULSES = 60
 # Sessions whose keys are kept in one pulse, at least; and in one call, at most.
 _KEPT_SESSIONS = 64
 _MAX_KEPT_SESSIONS = 256
@@ -334,6 +335,7 @@ class RedisStorage(SharedStorage):
 
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:
         """See `SharedStorage`."""
+        self._is_leased = True
         lease = int(self.lease_seconds * 1000)
         is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, lease, credential)
         if is_current[0]:

@@ -171,6 +171,7 @@ class SessionBinding:
         owner: The worker that serves a session that is `visiting`.
         is_orphaned: That worker was found dead.
         noted_seq: What that worker knows of `carried_seq`.
+        visits: The bindings of the same session, where it is `visiting`.
         calls: Unanswered or still served requests by request id as text.
         standalone: The standalone stream's place.
         unsettled: Calls with lost events of which the storage does not know yet.
@@ -194,6 +195,7 @@ class SessionBinding:
     owner: str = ""
     is_orphaned: bool = False
     noted_seq: int = 0
+    visits: object = None
     calls: dict[str, Call] = field(default_factory=dict[str, Call])
     standalone: Call = field(default_factory=lambda: Call(request_id=None, stream=STANDALONE))
     unsettled: dict[Call, None] = field(default_factory=dict["Call", None])
