@@ -49,8 +49,8 @@ local function keep_global_keys()
   for _, name in ipairs({'charges', 'totals', 'oldest', 'completed', 'sessions', 'past'}) do keep_global_key(name) end
 end
 
--- The next `count` of a number that orders sessions, or places; returns the last of them. Where the server's memory policy
--- has taken the numbers they begin above all that were given: with the time, in steps that nobody appends as fast as.
+-- The next `count` of a number that orders sessions, or places; returns the last of them. Where the server's memory
+-- policy has taken the numbers, they begin above all that were given: with the time, faster than anybody appends.
 local function next_number(field, count)
   local number = call('HINCRBY', P .. 'totals', field, count)
   if number == count then
