@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -27,7 +28,7 @@ from mcp_resumable.ledger import Ledger
 from mcp_resumable.rejection import answer_text, marker_text
 from mcp_resumable.session import Connection, ResumeGate, SessionBinding
 from mcp_resumable.shared import digest_of
-from mcp_resumable.storage import Storage
+from mcp_resumable.storage import Batch, Storage
 from mcp_resumable.writer import Writer, known
 
 __all__ = ["Reader", "SendEvent"]
@@ -52,9 +53,10 @@ class _Tail:
         seq: Of the last event that was handed to the SDK.
         prefix: The event ids of the stream without the seq.
         is_complete: The answer was handed to the SDK.
+        batch: What was read last.
     """
 
-    __slots__ = ("connection", "generation", "is_complete", "prefix", "send", "seq", "stream")
+    __slots__ = ("batch", "connection", "generation", "is_complete", "prefix", "send", "seq", "stream")
 
     def __init__(self, cursor: EventCursor, connection: Connection, send: SendEvent) -> None:
         self.generation = cursor.generation
@@ -64,6 +66,32 @@ class _Tail:
         self.connection = connection
         self.send = send
         self.is_complete = False
+        self.batch: Batch | None = None
+
+
+class _Announcement:
+    """A new consumer, of which other workers are being told."""
+
+    __slots__ = ("_connection", "_exc", "_is_over")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._exc: Exception | None = None
+        self._is_over = anyio.Event()
+
+    def on_ranked(self, rank: int) -> None:
+        self._connection.ranked(rank)
+        self._is_over.set()
+
+    def on_failed(self, exc: Exception) -> None:
+        self._exc = exc
+        self._is_over.set()
+
+    async def until_made(self) -> None:
+        """Wait until they are told; raise why they cannot be."""
+        await self._is_over.wait()
+        if self._exc is not None:
+            raise self._exc
 
 
 class Reader:
@@ -98,8 +126,7 @@ class Reader:
         try:
             await self._visit(binding, event_id)
             decision, snapshot = await self._decide(binding, event_id, cursor)
-            if isinstance(decision, Resume):
-                await self._take_over(binding, decision.cursor, gate)
+            tail = await self._begin(binding, decision.cursor, gate, send) if isinstance(decision, Resume) else None
         except (StorageUnavailableError, SessionNotFoundError) as error:
             self.ledger.refused(binding, error, started)
             raise
@@ -107,7 +134,7 @@ class Reader:
             case Resume():
                 self.ledger.resumed(decision, started)
                 await gate.accept(event_id)
-                await self._follow(binding, gate, decision.cursor, send)
+                await self._follow(binding, known(tail))
             case Reset() | Invalid() | Gone():
                 refusal = decision.error
                 self.ledger.refused(binding, refusal, started)
@@ -118,9 +145,9 @@ class Reader:
     async def serve_plain(self, binding: SessionBinding, gate: ResumeGate, send: SendEvent) -> None:
         """Serve a GET without a cursor: after the last event of the standalone stream that was ever written."""
         cursor = await self._standalone_place(binding)
-        await self._take_over(binding, cursor, gate)
+        tail = await self._begin(binding, cursor, gate, send)
         await gate.accept(str(cursor))
-        await self._follow(binding, gate, cursor, send)
+        await self._follow(binding, tail)
 
     async def _standalone_place(self, binding: SessionBinding) -> EventCursor:
         """Return the cursor after the last written event of the standalone stream, past what can no longer be sent."""
@@ -140,7 +167,7 @@ class Reader:
                 self.writer.note_evicted(binding)
                 continue
             if binding.status == "visiting":
-                binding.generation = snapshot.generation
+                binding.follow(snapshot.generation)
             if snapshot.claimed == "current" and isinstance(snapshot.stream, Retained):
                 seq = max(binding.carried_seq, snapshot.stream.replay_floor, snapshot.stream.last_hole)
                 if seq > binding.carried_seq:
@@ -154,7 +181,7 @@ class Reader:
         if self._shared is not None and binding.status == "live":
             found = await self._shared.find_owner(known(binding.session_id))
             if found is not None and found.generation == binding.generation:
-                binding.written(found.carried_seq)
+                binding.written(found.generation, found.carried_seq)
 
     async def _refuse_in_stream(
         self,
@@ -179,10 +206,10 @@ class Reader:
                 await send(answer_text(cursor.stream.request_id, error), None)
                 return
             fresh = current
-        await self._take_over(binding, fresh, gate)
+        tail = await self._begin(binding, fresh, gate, send)
         await gate.accept(str(fresh))
         await send(marker_text(error), str(fresh))
-        await self._follow(binding, gate, fresh, send)
+        await self._follow(binding, tail)
 
     async def _current_execution(
         self, binding: SessionBinding, cursor: EventCursor, snapshot: Snapshot, error: ResumptionError
@@ -195,19 +222,47 @@ class Reader:
         decision, _ = await self._decide(binding, str(start), start)
         return start if isinstance(decision, Resume) else None
 
-    async def _follow(self, binding: SessionBinding, gate: ResumeGate, cursor: EventCursor, send: SendEvent) -> None:
-        """Send what follows `cursor`, each event once and in order, until the answer or until it would skip one."""
+    async def _begin(self, binding: SessionBinding, cursor: EventCursor, gate: ResumeGate, send: SendEvent) -> _Tail:
+        """Make a connection the one consumer of a stream, and read what it is to send first.
+
+        Raises:
+            StorageUnavailableError: When that cannot be read, or other workers cannot be told of the consumer.
+        """
         tail = _Tail(cursor, gate.connection, send)
         if cursor.stream == STANDALONE:
-            tail.connection.on_written = binding.written
+            tail.connection.on_written = partial(binding.written, tail.generation)
+        # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
+        self.ledger.take_overs += binding.take_over(cursor.stream, tail.connection)
+        announcement = None
+        if self._shared is not None:
+            tail.connection.rank = None
+            announcement = _Announcement(tail.connection)
+            self._shared.take_over(
+                known(binding.session_id), cursor.stream, announcement.on_ranked, announcement.on_failed
+            )
+        try:
+            tail.batch = await self._read(binding, tail)
+            if announcement is not None:
+                await announcement.until_made()
+        except Exception as exc:
+            self.ledger.fault(binding, exc)
+            raise StorageUnavailableError(str(cursor)) from exc
+        return tail
+
+    async def _read(self, binding: SessionBinding, tail: _Tail) -> Batch | None:
+        session_id = known(binding.session_id)
+        return await self.storage.read(session_id, tail.generation, tail.stream, tail.seq, _BATCH_EVENTS)
+
+    async def _follow(self, binding: SessionBinding, tail: _Tail) -> None:
+        """Send what follows, each event once and in order, until the answer or until it would skip one."""
         self.ledger.open_tails += 1
         try:
             # The first batch without a timer, which costs more than the replay of an event: most resumes end with it.
-            is_open = await self._send_next(binding, tail, waits=False)
+            is_open = await self._send(tail)
             if is_open:
                 with anyio.move_on_after(self._max_tail_seconds):
                     while is_open:
-                        is_open = await self._send_next(binding, tail, waits=True)
+                        is_open = await self._wait(binding, tail) and await self._send(tail)
             if not is_open and not tail.is_complete and not tail.connection.is_closed:
                 if binding.status == "visiting":
                     await self._end_visit(binding, tail)
@@ -219,23 +274,26 @@ class Reader:
                 with anyio.move_on_after(_LAST_NOTE_SECONDS, shield=True):
                     await self._note_carried(binding, tail)
 
-    async def _send_next(self, binding: SessionBinding, tail: _Tail, *, waits: bool) -> bool:
-        """Send the next batch, and wait where there is none yet; False where nothing more can be sent."""
-        place = known(binding.session_id), tail.generation, tail.stream, tail.seq
+    async def _wait(self, binding: SessionBinding, tail: _Tail) -> bool:
+        """Wait for the next batch; False where nothing will come, or the storage fails."""
         try:
-            batch = await self.storage.read(*place, _BATCH_EVENTS)
-            if batch is not None and waits and not batch.events and not batch.is_terminal:
+            while True:
+                tail.batch = batch = await self._read(binding, tail)
+                if batch is None or batch.events or batch.is_terminal:
+                    return batch is not None
                 if await self._is_orphaned(binding):
                     return False
                 await self._note_carried(binding, tail)
-                await self.storage.wait(*place)
-                return True
+                await self.storage.wait(known(binding.session_id), tail.generation, tail.stream, tail.seq)
         except Exception as exc:
             self.ledger.fault(binding, exc)
             return False
+
+    async def _send(self, tail: _Tail) -> bool:
+        """Send the batch that was read; False where nothing more can be sent."""
+        batch, prefix, connection, send, seq = tail.batch, tail.prefix, tail.connection, tail.send, tail.seq
         if batch is None:
             return False
-        prefix, connection, send, seq = tail.prefix, tail.connection, tail.send, tail.seq
         for event in batch.events:
             # Invariant: seq + 1 is the place of `event`. A hole ends the connection; it is never skipped.
             if event is None or connection.is_closed:
@@ -267,24 +325,6 @@ class Reader:
             self.ledger.fault(binding, exc)
             raise StorageUnavailableError(event_id) from exc
 
-    async def _take_over(self, binding: SessionBinding, cursor: EventCursor, gate: ResumeGate) -> None:
-        """Make a connection the one consumer of a stream, in this process and all others.
-
-        Raises:
-            StorageUnavailableError: When the others cannot be told.
-        """
-        connection = gate.connection
-        if self._shared is not None:
-            connection.rank = None
-        # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
-        self.ledger.take_overs += binding.take_over(cursor.stream, connection)
-        if self._shared is not None:
-            try:
-                connection.ranked(await self._shared.take_over(known(binding.session_id), cursor.stream))
-            except Exception as exc:
-                self.ledger.fault(binding, exc)
-                raise StorageUnavailableError(str(cursor)) from exc
-
     async def _visit(self, binding: SessionBinding, event_id: str) -> None:
         """Find out whose session is visited.
 
@@ -302,9 +342,8 @@ class Reader:
         # A session that nobody has said to serve is being opened, or is not one of a store at all.
         if found is None or not found.worker or found.credential != digest_of(binding.credential):
             raise SessionNotFoundError(event_id)
-        if found.generation != binding.generation:
-            binding.carried_seq = binding.noted_seq = 0
-        binding.owner, binding.generation, binding.is_orphaned = found.worker, found.generation, not found.is_alive
+        binding.follow(found.generation)
+        binding.owner, binding.is_orphaned = found.worker, not found.is_alive
 
     async def _is_orphaned(self, binding: SessionBinding) -> bool:
         """Tell whether nobody will answer a session's open calls.
@@ -322,8 +361,8 @@ class Reader:
 
     async def _note_carried(self, binding: SessionBinding, tail: _Tail) -> None:
         """Let the owner of a visited session know what was written of its standalone stream."""
-        seq = binding.carried_seq
-        if binding.status == "visiting" and tail.stream == STANDALONE and seq > binding.noted_seq:
+        seq, is_current = binding.carried_seq, tail.generation == binding.generation
+        if binding.status == "visiting" and tail.stream == STANDALONE and is_current and seq > binding.noted_seq:
             try:
                 await known(self._shared).note_carried(known(binding.session_id), tail.generation, seq)
                 binding.noted_seq = seq

@@ -22,13 +22,14 @@ owner is dead is dropped when it is idle, also where a request is unanswered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -80,13 +81,15 @@ _MAX_REMEMBERED_GENERATIONS = 1_000
 # Of a call: bounds how long the server is busy with one script, a few milliseconds.
 _MAX_CALL_ITEMS = 128
 _MAX_CALL_BYTES = 1024 * 1024
-# One call under way while the next is filled; a third only delays both (measured with 16 sessions).
-_MAX_CALLS_UNDER_WAY = 2
+# Invariant of the appends: a stream's next one is sent when the last is answered, or given up.
+_MAX_CALLS_UNDER_WAY = 1
 
 # The bytes of a place before its event: its number, and "=".
 _PLACE_OVERHEAD = 7
 
 _PULSE_SECONDS = 0.5
+# How long the end of a process may wait for the server.
+_RETIRE_SECONDS = 1.0
 # How long the doorbell is quiet before channels that nobody waits for are given up.
 _LISTEN_SECONDS = 5.0
 # A reader whose doorbell was missed reads again within this time.
@@ -157,6 +160,7 @@ class RedisStorage(SharedStorage):
         # Sessions of this worker, the one whose keys were kept longest ago first.
         self._owned: dict[str, None] = {}
         self._owners: dict[str, bool] = {}
+        self._lenient_until = 0.0
         self._lease = f"{self._key_prefix}w:{self.worker_id}"
         self._notices = self._lease.encode()
         self._doorbell = _Doorbell(self._key_prefix)
@@ -164,10 +168,9 @@ class RedisStorage(SharedStorage):
         self._failure: Exception | None = None
         # Whether the server is still the one that answered before, as far as its connections tell.
         self._is_same_server = True
-        # Until then a lease may have run out because the server had failed, not its worker.
-        self._trusts_leases_at = -math.inf
         self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._announcements: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._token_prefix = secrets.token_bytes(8)
         self._token_number = 0
@@ -179,7 +182,7 @@ class RedisStorage(SharedStorage):
     async def aclose(self) -> None:
         """Give the lease back and stop; a client that was handed in stays open. Idempotent."""
         self._is_closed = True
-        tasks, self._tasks = self._tasks, []
+        tasks, self._tasks = [*self._tasks, *self._announcements], []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -264,9 +267,14 @@ class RedisStorage(SharedStorage):
         answer = await self._reads.ask((_bytes(session_id), str(generation), name, after_seq, limit), 0)
         if not answer:
             return None
-        is_terminal, places = cast("tuple[int, list[bytes]]", answer)
-        if channel is not None and not places:
-            channel.read_dry[name] = (after_seq, changes)
+        is_terminal, places, number = cast("tuple[int, list[bytes], int]", answer)
+        if channel is not None:
+            if not places:
+                channel.read_dry[name] = (after_seq, changes)
+            if number > channel.consumers.get(name, 0):
+                # Told by the doorbell too, but not to who did not listen yet.
+                channel.consumers[name] = number
+                self._tell_taken_over(session_id, name, number)
         events = [place[_PLACE_OVERHEAD:] if len(place) >= _PLACE_OVERHEAD else None for place in places]
         return Batch(events, bool(is_terminal))
 
@@ -299,6 +307,7 @@ class RedisStorage(SharedStorage):
             if not any(other.name == name for other in channel.waiters):
                 channel.marks.pop(name, None)
                 channel.read_dry.pop(name, None)
+                channel.consumers.pop(name, None)
 
     async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
         ended = await self.call("end_session", _bytes(session_id), str(generation or ""))
@@ -324,13 +333,20 @@ class RedisStorage(SharedStorage):
 
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:
         """See `SharedStorage`."""
-        self._start()
-        if not self._owned:
-            await self._renew_lease()
-        is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, credential)
+        lease = int(self.lease_seconds * 1000)
+        is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, lease, credential)
         if is_current[0]:
             self._owned[session_id] = None
         return bool(is_current[0])
+
+    async def retire(self) -> None:
+        """See `SharedStorage`."""
+        is_leased = bool(self._owned)
+        self._owned.clear()
+        if is_leased and self._failure is None:
+            # Where it fails, the lease runs out by itself.
+            with anyio.move_on_after(_RETIRE_SECONDS, shield=True), contextlib.suppress(RedisError, OSError):
+                await self._client.delete(self._lease)
 
     async def find_owner(self, session_id: str) -> Ownership | None:
         """See `SharedStorage`."""
@@ -338,12 +354,13 @@ class RedisStorage(SharedStorage):
         if not answer:
             return None
         generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
-        self._owners[worker.decode()] = bool(is_alive)
+        is_alive = bool(is_alive or (worker and not is_abandoned and self._is_lenient()))
+        self._owners[worker.decode()] = is_alive
         return Ownership(
             generation=cast(Generation, _generation(generation)),
             worker=worker.decode(),
             credential=credential.decode(),
-            is_alive=bool(is_alive),
+            is_alive=is_alive,
             is_forked=bool(is_forked),
             is_abandoned=bool(is_abandoned),
             carried_seq=carried_seq,
@@ -355,17 +372,32 @@ class RedisStorage(SharedStorage):
 
     def is_seen_alive(self, worker_id: str) -> bool:
         """See `SharedStorage`."""
-        return worker_id == self.worker_id or self._owners.setdefault(worker_id, True)
+        return worker_id == self.worker_id or self._is_lenient() or self._owners.setdefault(worker_id, True)
 
     async def abandon_session(self, session_id: str) -> bool:
         """See `SharedStorage`."""
-        if asyncio.get_running_loop().time() < self._trusts_leases_at:
-            return False
         return bool((await self.call("abandon", _bytes(session_id)))[0])
 
-    async def take_over(self, session_id: str, stream: StreamId) -> int:
+    def take_over(
+        self,
+        session_id: str,
+        stream: StreamId,
+        on_ranked: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
         """See `SharedStorage`."""
-        return int((await self.call("take_over", _bytes(session_id), str(stream)))[0])
+
+        async def announce() -> None:
+            try:
+                number = (await self.call("take_over", _bytes(session_id), str(stream)))[0]
+            except Exception as exc:
+                on_failed(exc)
+            else:
+                on_ranked(number)
+
+        task = _in_a_context_of_its_own(announce())
+        self._announcements.add(task)
+        task.add_done_callback(self._announcements.discard)
 
     # Calls.
 
@@ -426,9 +458,7 @@ class RedisStorage(SharedStorage):
         if self._is_closed:
             raise RuntimeError("this RedisStorage is closed")
         if not self._tasks:
-            # In a context of their own, so that they do not keep the session alive whose request comes first.
-            for run in (self._pulse(), self._listen()):
-                self._tasks.append(Context().run(asyncio.get_running_loop().create_task, run))
+            self._tasks = [_in_a_context_of_its_own(self._pulse()), _in_a_context_of_its_own(self._listen())]
 
     async def _pulse(self) -> None:
         """Look after the lease, readers, owners, and a server that has failed."""
@@ -439,6 +469,8 @@ class RedisStorage(SharedStorage):
                 await asyncio.sleep(_PULSE_SECONDS)
                 pulses += 1
                 self._doorbell.ring_share(pulses % _SWEEP_PULSES, _SWEEP_PULSES)
+                for worker in self._workers:
+                    await worker.on_pulse()
                 if has_recovered:
                     # Again: whoever failed in the last moment had not noted its loss yet.
                     has_recovered = False
@@ -456,14 +488,13 @@ class RedisStorage(SharedStorage):
                     continue
                 if self._failure is not None:
                     self._failure = None
-                    self._trusts_leases_at = now + self.lease_seconds
+                    self._lenient_until = now + self.lease_seconds / 2
                     logger.warning("Redis answers again")
                     self._doorbell.ring_all()
                     has_recovered = True
                     await self._tell_recovered()
         finally:
-            with anyio.move_on_after(1, shield=True):
-                await self._give_lease_back()
+            await self.retire()
 
     async def _tell_recovered(self) -> None:
         for worker in self._workers:
@@ -490,19 +521,16 @@ class RedisStorage(SharedStorage):
                 for worker in self._workers:
                     await worker.on_moved(session_id, is_ended=False)
 
-    async def _give_lease_back(self) -> None:
-        if self._owned and self._failure is None:
-            try:
-                await self._client.delete(self._lease)
-            except (RedisError, OSError):
-                return  # It runs out by itself.
+    def _is_lenient(self) -> bool:
+        """Tell whether leases may have run out because the server was away: each worker renews its own when it can."""
+        return asyncio.get_running_loop().time() < self._lenient_until
 
     async def _look_at_owners(self) -> None:
         watched = list(self._owners)
         for worker_id in watched:
             with anyio.fail_after(self._timeout_seconds):
                 is_alive = bool(await self._client.exists(f"{self._key_prefix}w:{worker_id}"))
-            if is_alive:
+            if is_alive or self._is_lenient():
                 self._owners[worker_id] = True
             elif self._owners[worker_id]:
                 self._owners[worker_id] = False
@@ -561,7 +589,7 @@ class RedisStorage(SharedStorage):
                 channel.ring()
             elif data.startswith(b"+ "):
                 _, number, stream = data.split(b" ")
-                self._tell_taken_over(session_id, stream, number)
+                self._tell_taken_over(session_id, stream.decode(), int(number))
             else:
                 stream, _, seq = data.partition(b" ")
                 self._doorbell.ring(session_id, stream.decode(), int(seq))
@@ -570,14 +598,14 @@ class RedisStorage(SharedStorage):
         kind, number, name, session = data.split(b" ", 3)
         session_id = _text_of(session)
         if kind == b"taken":
-            self._tell_taken_over(session_id, name, number)
+            self._tell_taken_over(session_id, name.decode(), int(number))
         else:
             for worker in self._workers:
                 await worker.on_moved(session_id, is_ended=kind == b"ended")
 
-    def _tell_taken_over(self, session_id: str, name: bytes, number: bytes) -> None:
+    def _tell_taken_over(self, session_id: str, name: str, number: int) -> None:
         for worker in self._workers:
-            worker.on_taken_over(session_id, name.decode(), int(number))
+            worker.on_taken_over(session_id, name, number)
 
 
 @dataclass(eq=False, slots=True)
@@ -598,6 +626,7 @@ class _Channel:
         is_subscribed: The server has said that it will tell.
         changes: Counts what may concern all streams.
         marks: Highest seq heard of each stream that is being read.
+        consumers: Of each stream, the number of the newest consumer that was read.
         read_dry: Of each stream: after which seq a read found nothing, and how many changes were known before it.
     """
 
@@ -605,6 +634,7 @@ class _Channel:
     is_subscribed: bool = False
     changes: int = 0
     marks: dict[str, int] = field(default_factory=dict[str, int])
+    consumers: dict[str, int] = field(default_factory=dict[str, int])
     read_dry: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def is_dry(self, name: str, after_seq: int) -> bool:
@@ -728,7 +758,7 @@ class _Item:
 class _Lane:
     """Operations of one kind; those that are asked for while a call is under way travel together in the next.
 
-    Those that write to one stream travel one after another: each is known by the token that the stream had last.
+    Those that write to one stream travel in one call after another: each is known by the last token of the stream.
     """
 
     def __init__(self, storage: RedisStorage, script: str) -> None:
@@ -736,7 +766,6 @@ class _Lane:
         self._script = script
         self._waiting: deque[_Item] = deque()
         self._under_way: set[asyncio.Task[None]] = set()
-        self._written: set[tuple[str, str] | None] = set()
         self._is_scheduled = False
 
     async def ask(
@@ -753,28 +782,29 @@ class _Lane:
         if not self._is_scheduled and len(self._under_way) < _MAX_CALLS_UNDER_WAY:
             self._is_scheduled = True
             # Not at once: the other tasks of this turn of the loop may ask for something too.
-            loop.call_soon(self._send, loop)
+            loop.call_soon(self._send)
 
-    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _send(self) -> None:
         self._is_scheduled = False
         items: list[_Item] = []
         kept_back: list[_Item] = []
+        written: set[tuple[str, str]] = set()
         size = 0
         while self._waiting and len(items) < _MAX_CALL_ITEMS and size < _MAX_CALL_BYTES:
             item = self._waiting.popleft()
             if item.answer.done():
                 continue  # Given up before it was sent.
-            if item.stream in self._written:
-                kept_back.append(item)
-                continue
             if item.stream is not None:
-                self._written.add(item.stream)
+                if item.stream in written:
+                    kept_back.append(item)
+                    continue
+                written.add(item.stream)
             items.append(item)
             size += item.size
         self._waiting.extendleft(reversed(kept_back))
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
-            task = Context().run(loop.create_task, self._deliver(items))
+            task = _in_a_context_of_its_own(self._deliver(items))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
@@ -790,7 +820,6 @@ class _Lane:
                 if not item.answer.done():
                     item.answer.set_result(answer)
         finally:
-            self._written.difference_update(item.stream for item in items)
             self._under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
             if self._waiting:
                 self._schedule(asyncio.get_running_loop())
@@ -808,6 +837,11 @@ def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float
     if has_options.connection_kwargs.get("decode_responses"):
         raise ValueError("the client must not decode responses: events are bytes (decode_responses=False)")
     return url_or_client
+
+
+def _in_a_context_of_its_own(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run a task that does not keep alive the session whose request happened to start it."""
+    return Context().run(asyncio.get_running_loop().create_task, coroutine)
 
 
 def _milliseconds(seconds: float) -> int:

@@ -285,9 +285,16 @@ class SessionBinding:
         self.close_consumers()
         self.attached.set()
 
-    def written(self, seq: int) -> None:
-        """Note that a connection has written this event of the standalone stream."""
-        self.carried_seq = max(self.carried_seq, seq)
+    def follow(self, generation: Generation) -> None:
+        """Go on in what is now the generation of a session that is visited."""
+        if generation != self.generation:
+            self.generation = generation
+            self.carried_seq = self.noted_seq = 0
+
+    def written(self, generation: Generation, seq: int) -> None:
+        """Note that a connection has written this event of a generation's standalone stream."""
+        if generation == self.generation:  # It may have moved while the event was being written.
+            self.carried_seq = max(self.carried_seq, seq)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

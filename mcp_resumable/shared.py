@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +52,9 @@ class Worker(Protocol):
     async def on_recovered(self) -> None:
         """The storage answers again after it failed."""
 
+    async def on_pulse(self) -> None:
+        """Time to do what was left for later; every second or so."""
+
     async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
         """Another worker has moved, given up or ended a session that this one owns."""
 
@@ -82,6 +86,10 @@ class SharedStorage(Storage):
         """
 
     @abstractmethod
+    async def retire(self) -> None:
+        """Say that this worker serves no session any more, unless it is said to serve one again; never raises."""
+
+    @abstractmethod
     async def find_owner(self, session_id: str) -> Ownership | None:
         """Return who serves a session; None where it is unknown or over."""
 
@@ -100,7 +108,7 @@ class SharedStorage(Storage):
         From then on its owner is refused, should it live after all. Streams that are complete stay readable.
 
         Returns:
-            Whether it is given up, or over; False where the owner lives, or may: after the storage itself has failed.
+            Whether it is given up, or over; False where the owner lives.
         """
 
     @abstractmethod
@@ -111,8 +119,21 @@ class SharedStorage(Storage):
         """
 
     @abstractmethod
-    async def take_over(self, session_id: str, stream: StreamId) -> int:
-        """Number a stream's newest consumer, higher than all before, and tell every worker (`on_taken_over`)."""
+    def take_over(
+        self,
+        session_id: str,
+        stream: StreamId,
+        on_ranked: Callable[[int], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """Number a stream's newest consumer, and tell every worker (`on_taken_over`). Returns at once.
+
+        Args:
+            session_id: What `Mcp-Session-Id` names.
+            stream: As the cursor has it.
+            on_ranked: Called with the number, which is higher than all before.
+            on_failed: Called where the others could not be told.
+        """
 
 
 def digest_of(credential: object) -> str:

@@ -253,6 +253,11 @@ class ResumableEventStore(EventStore):
         self._bindings[session_id] = binding
         await self._writer.attach(binding, session_id)
 
+    async def server_is_over(self) -> None:
+        """Let other workers know where the last session of this one has ended with its server."""
+        if self._writer.shared is not None and all(binding.status == "ended" for binding in self._bindings.values()):
+            await self._writer.shared.retire()
+
     async def session_is_over(self, binding: SessionBinding) -> None:
         """End a session that the SDK has ended."""
         self._writer.router_is_over(binding)

@@ -46,6 +46,13 @@ class WorkerLink:
                 except Exception as exc:
                     self._ledger.fault(binding, exc)
 
+    async def on_pulse(self) -> None:
+        """See `Worker`."""
+        try:
+            await self._writer.end_what_is_over()
+        except Exception:
+            return  # It stays to be done; the storage has said why.
+
     async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
         """See `Worker`."""
         binding = self._bindings.get(session_id)

@@ -531,11 +531,29 @@ async def test_tail_whose_storage_fails_is_closed_and_can_come_back() -> None:
             tool = client.tool()
             await tool.emit("a")
             cursor = (await read_steps(request, 1))[0].id
+            first_read = storage.hold("read")
             storage.fail(operation)
-            assert steps_of(await client.get(cursor).frames()) == []
+            tail = client.get(cursor)
+            await first_read.until_reached()
+            first_read.release()
+            assert steps_of(await tail.frames()) == []
             await tool.emit("b")
             tool.finish()
             assert steps_of(await client.get(cursor).frames()) == ["b", "answer"]
+
+
+async def test_resume_whose_first_read_fails_is_503_and_can_come_back() -> None:
+    async with held() as (storage, _, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        storage.fail("read")
+        refused = client.get(cursor)
+        assert await refused.reason() == "storage_unavailable"
+        assert refused.status == 503
+        tool.finish()
+        assert steps_of(await client.get(cursor).frames()) == ["answer"]
 
 
 # The opening request: the session id is not known yet.
@@ -875,3 +893,29 @@ async def test_plain_get_of_a_session_that_was_evicted_unnoticed_goes_on_in_its_
         assert begin is not None
         assert begin.id is not None
         assert (plain.status, begin.id.partition("-")[0], begin.seq) == (200, "2", 0)
+
+
+async def test_event_written_while_its_generation_moves_skips_nothing_of_the_next() -> None:
+    """The place of the next plain GET was taken from an event of the generation before."""
+    async with held() as (storage, store, host, client):
+        await client.call("notifier")
+        first = client.get()
+        await first.frame()
+        await host.notify(client, "a")
+        await read_steps(first, 1)
+        first.freeze()
+        await host.notify(client, "b")
+        await wait_all_tasks_blocked()
+        trap = storage.hold("claim_generation", "after")
+        async with anyio.create_task_group() as task_group:
+            task_group.start_soon(store.advance_generation, client.session_id)
+            await trap.until_reached()
+            first.thaw()
+            trap.release()
+        await first.until_done()
+        await host.notify(client, "c")
+        second = client.get()
+        begin = await second.frame()
+        assert begin is not None
+        assert begin.seq == 0
+        assert [frame.step for frame in await read_steps(second, 1)] == ["c"]

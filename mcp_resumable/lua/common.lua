@@ -10,7 +10,7 @@
 --       c counter, g generation (absent: the session is over), N<counter> nonce, o next ordinal, u unanswered requests,
 --       a active at, r replication id of the server that issued g, w owner, k credential, d 1: the owner is dead,
 --       x number of the newest consumer, y highest seq of the standalone stream that a visitor was sent, f 1: g began with a
---       fork, <stream> what moves, S<ordinal> what stays, L<request id> newest stream
+--       fork, <stream> what moves, S<ordinal> what stays, X<stream> x of its newest consumer, L<request id> newest stream
 --   e:<generation>:<stream>:<session>   list, a place each: 6 bytes of number, then "=" and the event; a hole has none
 --   o:<session>                    sorted set, streams by the number of their oldest place, or a lower one
 --   oldest                         sorted set, sessions by the same
@@ -121,7 +121,7 @@ local function drop_stream(s)
   local fixed = cmsgpack.unpack(call('HGET', key, 'S' .. ordinal))
   local request_id = fixed[4]
   call('UNLINK', s.list)
-  call('HDEL', key, s.name, 'S' .. ordinal)
+  call('HDEL', key, s.name, 'S' .. ordinal, 'X' .. s.name)
   call('ZREM', order_key(s.sid), s.name)
   if ordinal ~= '0' and call('HGET', key, 'L' .. request_id) == s.name then call('HDEL', key, 'L' .. request_id) end
   if s.drop_at == 0 then

@@ -169,12 +169,15 @@ async def test_a_tail_whose_storage_fails_is_closed_cleanly_and_resumes(way: Way
     async with opened(way) as s:
         call = await s.client.call("hold", 7, n=3, tag="7")
         frames = await call.events(4)
-        s.storage.down = frozenset({"read"})
         broken = await s.client.get(frames[1].id)
-        assert [frame.id for frame in await broken.rest()] == [frames[1].id]
+        await broken.events(3)
+        s.storage.down = frozenset({"read"})
+        await (await s.server.hold("7")).progress(4)
+        assert await broken.rest() == []
         s.storage.down = frozenset()
         again = await s.client.get(frames[1].id)
         assert [frame.id for frame in await again.events(3)] == [frame.id for frame in frames[1:]]
+        assert (await again.event()).progress == 4
 
 
 async def test_an_oversized_event_is_delivered_live_and_is_a_hole(way: Way) -> None:

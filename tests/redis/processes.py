@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -113,6 +114,11 @@ class WorkerProcesses:
     workers: list[WorkerProcess]
     prefix: str
     folder: Path
+
+    def leases(self, redis: Server) -> list[Any]:
+        """Return the leases that run."""
+        with redis.client() as client:
+            return list(client.scan_iter(f"{{{self.prefix}}}:w:*", count=1000))
 
     def history(self) -> History:
         """What all their storages did so far."""

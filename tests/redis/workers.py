@@ -12,7 +12,7 @@ import anyio
 
 from mcp_resumable import ResumableEventStore
 from mcp_resumable.redis import RedisStorage
-from tests.e2e.raw_client import RawClient, Response
+from tests.e2e.raw_client import Endpoint, RawClient, Response
 from tests.e2e.servers import RunningServer, serve
 from tests.redis.server import Server
 
@@ -50,7 +50,7 @@ class Crew:
             assert client.delete(f"{{{self.prefix}}}:{key}") == 1
 
 
-def at(client: RawClient, worker: RunningServer) -> RawClient:
+def at(client: RawClient, worker: Endpoint) -> RawClient:
     """Return the same client as it reaches another worker."""
     other = RawClient(worker, version=client.version, headers=client.headers)
     other.session_id = client.session_id
