@@ -13,6 +13,7 @@
 #   make conformance   the official conformance suite, both SDK lines
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
+#   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
 #   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
 
 PYTHON ?= python3
@@ -42,7 +43,7 @@ new_environment = $(PYTHON) -m venv --clear $(1) && $(1)/bin/python -m pip insta
 show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
 
-.PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
+.PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks redis soak clean
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
@@ -114,6 +115,9 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 	.venvs/fastmcp-3/bin/python -m pytest tests/frameworks $(PYTEST)
 	.venvs/fastmcp-4/bin/python -m pytest tests/frameworks $(PYTEST)
 
+redis: .venvs/mcp-2/ready .venvs/redis/redis-server
+	REDIS_SERVER=$(CURDIR)/.venvs/redis/redis-server .venvs/mcp-2/bin/python -m pytest tests/redis $(PYTEST)
+
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
 
@@ -131,6 +135,17 @@ soak: .venvs/mcp-$(SDK)/ready
 	$(call new_environment,$(@D))
 	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test 'fastmcp==$*.*'
 	touch $@
+
+# Unpacked instead of installed: the program is in redis-tools, the libraries are those it needs beside the common ones.
+.venvs/redis/redis-server:
+	rm -rf $(@D) && mkdir -p $(@D)
+	cd $(@D) && apt-get download redis-server redis-tools libatomic1 libjemalloc2 liblzf1
+	cd $(@D) && for package in *.deb; do dpkg -x "$$package" root; done
+	printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$$@"\n' \
+		"$$(echo "$(CURDIR)/$(@D)"/root/usr/lib/*-linux-gnu)" "$(CURDIR)/$(@D)/root/usr/bin/redis-server" >$@.made
+	chmod +x $@.made
+	$@.made --version
+	mv $@.made $@
 
 .venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json
 	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
