@@ -13,14 +13,19 @@
 #   make conformance   the official conformance suite, both SDK lines
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
+#   make checked-servers   other servers, checked from outside; writes docs/checked-servers.md
 #   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
 #   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
+#   make soak-ceilings floods that memory must withstand, SECONDS=20 each
+#   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
 
 PYTHON ?= python3
 # Options for pytest, e.g. PYTEST="-x -k cursor".
 PYTEST ?=
 SECONDS ?= 20
 SEED ?=
+# Options for the benchmark, e.g. BENCH="--only append resume".
+BENCH ?= --output benchmarks
 
 # The supported ends of both lines, and the newest of each.
 SDKS := 1.29.1 1 2.0.0 2
@@ -35,7 +40,7 @@ other_1 := 2
 other_2.0.0 := 1
 other_2 := 1
 
-SOURCES := mcp_resumable tests examples
+SOURCES := mcp_resumable tests examples benchmarks
 CHECK := .venvs/check/bin/python -m
 
 # The older pips that Python brings do not know dependency groups.
@@ -43,7 +48,9 @@ new_environment = $(PYTHON) -m venv --clear $(1) && $(1)/bin/python -m pip insta
 show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
 
-.PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks redis soak clean
+.PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
+.PHONY: redis soak-ceilings bench
+.PHONY: checked-servers
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
@@ -103,6 +110,8 @@ $(SDKS:%=wheel-%): wheel-%:
 	.venvs/wheel-$*/bin/python -m pip install --quiet dist/*.whl '$(requirement_$*)'
 	@$(call show_sdk,.venvs/wheel-$*)
 	.venvs/wheel-$*/bin/python -I tests/readme.py README.md
+	.venvs/wheel-$*/bin/python -m pip install --quiet 'pytest>=8'
+	.venvs/wheel-$*/bin/python -I tests/stranger.py
 
 conformance: .venvs/conformance/ready .venvs/mcp-1/ready .venvs/mcp-2/ready
 	.venvs/mcp-1/bin/python tests/conformance/run.py .venvs/conformance
@@ -115,25 +124,40 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 	.venvs/fastmcp-3/bin/python -m pytest tests/frameworks $(PYTEST)
 	.venvs/fastmcp-4/bin/python -m pytest tests/frameworks $(PYTEST)
 
+# node and npm are only needed for one of the servers; without them it is left out, loudly.
+checked-servers: .venvs/mcp-1/ready .venvs/mcp-2/ready .venvs/peers/ready $(if $(shell command -v npm),.venvs/peers-node/ready)
+	MCP_RESUMABLE_PEERS=$(CURDIR)/.venvs .venvs/mcp-2/bin/python -m pytest tests/peers $(PYTEST)
+
 redis: .venvs/mcp-2/ready .venvs/redis/redis-server
 	REDIS_SERVER=$(CURDIR)/.venvs/redis/redis-server .venvs/mcp-2/bin/python -m pytest tests/redis $(PYTEST)
 
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
 
+soak-ceilings: .venvs/bench/ready
+	.venvs/bench/bin/python -m benchmarks.ceilings --seconds $(SECONDS)
+
+bench: .venvs/bench/ready
+	.venvs/bench/bin/python -m benchmarks $(BENCH)
+
 .venvs/mcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test '$(requirement_$*)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test '$(requirement_$*)'
 	touch $@
 
 .venvs/check/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test --group check '$(requirement_2)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test --group check '$(requirement_2)'
 	touch $@
 
 .venvs/fastmcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test 'fastmcp==$*.*'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test 'fastmcp==$*.*'
+	touch $@
+
+.venvs/bench/ready: pyproject.toml
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet --editable '.[bench,redis]'
 	touch $@
 
 # Unpacked instead of installed: the program is in redis-tools, the libraries are those it needs beside the common ones.
@@ -148,6 +172,17 @@ soak: .venvs/mcp-$(SDK)/ready
 	mv $@.made $@
 
 .venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json
+	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
+	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
+	touch $@
+
+# Exact, since what each does is pinned; the npm package's version is in package.json.
+.venvs/peers/ready: Makefile
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet 'fastmcp==4.2.3' 'mcp-persist[sqlite]==2.2.0' 'mcp==2.3.0' uvicorn
+	touch $@
+
+.venvs/peers-node/ready: tests/peers/programs/package.json tests/peers/programs/package-lock.json tests/peers/programs/typescript_sdk.mjs
 	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@

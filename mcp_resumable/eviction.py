@@ -1,12 +1,12 @@
-"""Which stream holds the oldest event? Two of these tell it, one for a session and one for the store."""
+"""What goes first? An order of events and an order of empty streams tell it, two each: a session's and the store's."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import TypeVar
 
-__all__ = ["EvictionOrder"]
+__all__ = ["EmptyStreams", "EvictionOrder"]
 
 # An order is tidied once this many of its entries are stale and they outnumber the others: O(1) amortized.
 _MIN_STALE = 64
@@ -58,3 +58,28 @@ class EvictionOrder(deque[_S]):
             self._stale[stream] = stale - 1
         self._stale_count -= 1
         return True
+
+
+class EmptyStreams(OrderedDict[_S, int]):
+    """Unfinished streams that retain no event, in the order in which they became empty, and what each is charged.
+
+    Attributes:
+        charged_bytes: The sum of these charges.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.charged_bytes = 0
+
+    def add(self, stream: _S, charge: int) -> None:
+        """Take in a stream that has become empty."""
+        self[stream] = charge
+        self.charged_bytes += charge
+
+    def discard(self, stream: _S) -> None:
+        """Forget a stream that is empty no more, or no more at all."""
+        self.charged_bytes -= self.pop(stream, 0)
+
+    def oldest_above(self, limit: float) -> _S | None:
+        """Return the stream that has been empty for longest, None unless all together are charged more than `limit`."""
+        return next(iter(self)) if self.charged_bytes > limit else None

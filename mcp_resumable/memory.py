@@ -26,7 +26,7 @@ from mcp_resumable.decision import (
     Successor,
     Superseded,
 )
-from mcp_resumable.eviction import EvictionOrder
+from mcp_resumable.eviction import EmptyStreams, EvictionOrder
 from mcp_resumable.ring import RingBuffer
 from mcp_resumable.storage import (
     AppendRefusedError,
@@ -46,6 +46,10 @@ and one in each of the two eviction orders (16)."""
 
 STREAM_OVERHEAD_BYTES = 1024
 """Charged for a stream: its object, ring, id and the entries that find it; 900 to 1,000 measured on CPython 3.11."""
+
+# Part of a ceiling that unfinished streams without a retained event may take; above it they are dropped, oldest first.
+# A call that is silent for long is as a rule worth more than old events, but a flood of such calls must not evict all.
+_EMPTY_STREAMS_SHARE = 0.5
 
 # Earlier generations of one session whose nonces are remembered, to tell "earlier" (409) from "never" (400).
 _MAX_REMEMBERED_GENERATIONS = 1_000
@@ -80,6 +84,7 @@ class MemoryStorage(Storage):
         # Completed streams that are retained, and when their time is over; the first is due first.
         self._completed: OrderedDict[_Stream, float] = OrderedDict()
         self._order = EvictionOrder[_Stream]()
+        self._empty = EmptyStreams[_Stream]()
         # Invariant: the sum of the charges of all sessions.
         self._charged_bytes = 0
         # Nothing expires before this time.
@@ -106,10 +111,11 @@ class MemoryStorage(Storage):
             del nonces[next(iter(nonces))]
         session = _Session(session_id=session_id, generation=generation, nonces=nonces, active_at=now)
         self._sessions[session_id] = session
-        self._add_stream(session, STANDALONE, None, (generation.counter, 0))
+        standalone = self._add_stream(session, STANDALONE, None, (generation.counter, 0))
         self._next_expiry = min(self._next_expiry, now + self.retention.idle_seconds)
         while len(self._sessions) > self.retention.max_sessions:
             self._evict_session(next(iter(self._sessions.values())), now)
+        self._enforce_ceilings(session, newest=standalone)
         return generation
 
     async def _open_stream(
@@ -123,7 +129,8 @@ class MemoryStorage(Storage):
         stream = self._add_stream(session, stream_id, request_id, origin or (generation.counter, stream_id.ordinal))
         session.latest[request_id] = stream
         session.unanswered += 1
-        self._enforce_ceilings(session, newest=None)
+        self._note_empty(stream)
+        self._enforce_ceilings(session, newest=stream)
         return stream_id
 
     async def _append(
@@ -139,6 +146,9 @@ class MemoryStorage(Storage):
         if kept is None or (kept.id is not stream and kept.id != stream) or kept.is_terminal:
             raise AppendRefusedError(session.generation)
         ring, retention = kept.ring, self.retention
+        if session.empty:
+            session.empty.discard(kept)
+            self._empty.discard(kept)
         seq = charge = 0
         for event in events:
             seq = ring.append(event)
@@ -275,25 +285,41 @@ class MemoryStorage(Storage):
         stream.session.charged_bytes -= freed
         self._charged_bytes -= freed
         self.evicted_events += not is_hole
-        if stream.is_terminal and not len(stream.ring):
+        if len(stream.ring):
+            return
+        if stream.is_terminal:
             self._drop_stream(stream)
+        elif stream.request_id is not None:
+            self._note_empty(stream)
 
-    def _enforce_ceilings(self, session: _Session, newest: _Stream | None) -> None:
+    def _note_empty(self, stream: _Stream) -> None:
+        stream.session.empty.add(stream, stream.own_charge)
+        self._empty.add(stream, stream.own_charge)
+
+    def _enforce_ceilings(self, session: _Session, newest: _Stream) -> None:
         """Evict oldest first until session and store fit; `newest` keeps the event that was just appended."""
-        while session.charged_bytes > self.retention.max_session_bytes:
-            oldest = session.order.oldest()
-            if oldest is None or (oldest is newest and len(oldest.ring) == 1):
-                break
-            session.order.popleft()
-            self._order.forget(oldest, 1)
-            self._evict_event(oldest)
-        while self._charged_bytes > self.retention.max_total_bytes:
-            oldest = self._order.oldest()
-            if oldest is None or (oldest is newest and len(oldest.ring) == 1):
-                break
-            self._order.popleft()
-            oldest.session.order.forget(oldest, 1)
-            self._evict_event(oldest)
+        limit = self.retention.max_session_bytes
+        while session.charged_bytes > limit and self._evict_oldest(session.order, session.empty, limit, newest):
+            pass
+        limit = self.retention.max_total_bytes
+        while self._charged_bytes > limit and self._evict_oldest(self._order, self._empty, limit, newest):
+            pass
+
+    def _evict_oldest(
+        self, order: EvictionOrder[_Stream], empty: EmptyStreams[_Stream], limit: int, newest: _Stream
+    ) -> bool:
+        """Evict the oldest event, or the oldest empty stream where those take too much; tell whether there was one."""
+        stream = empty.oldest_above(limit * _EMPTY_STREAMS_SHARE)
+        if stream is not None and stream is not newest:
+            self._drop_stream(stream)
+            return True
+        stream = order.oldest()
+        if stream is None or (stream is newest and len(stream.ring) == 1):
+            return False
+        order.popleft()
+        (stream.session.order if order is self._order else self._order).forget(stream, 1)
+        self._evict_event(stream)
+        return True
 
     def _drop_stream(self, stream: _Stream) -> None:
         """Forget a stream and all that it holds; its readers are woken and find nothing."""
@@ -321,6 +347,8 @@ class MemoryStorage(Storage):
         self._charged_bytes -= freed
         self._order.forget(stream, places)
         self._completed.pop(stream, None)
+        self._empty.discard(stream)
+        stream.session.empty.discard(stream)
         # What still names the stream (an order) must not hold its events.
         stream.ring = RingBuffer()
         stream.wake()
@@ -429,6 +457,7 @@ class _Session:
     unanswered: int = 0
     charged_bytes: int = 0
     order: EvictionOrder[_Stream] = field(default_factory=EvictionOrder["_Stream"])
+    empty: EmptyStreams[_Stream] = field(default_factory=EmptyStreams["_Stream"])
 
 
 def _state_of(session: _Session, claimed: StreamId, newest: _Stream | None) -> StreamState:

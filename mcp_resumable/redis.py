@@ -81,8 +81,6 @@ _MAX_REMEMBERED_GENERATIONS = 1_000
 # Of a call: bounds how long the server is busy with one script, a few milliseconds.
 _MAX_CALL_ITEMS = 128
 _MAX_CALL_BYTES = 1024 * 1024
-# Invariant of the appends: a stream's next one is sent when the last is answered, or given up.
-_MAX_CALLS_UNDER_WAY = 1
 
 # The bytes of a place before its event: its number, and "=".
 _PLACE_OVERHEAD = 7
@@ -171,6 +169,7 @@ class RedisStorage(SharedStorage):
         self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._announcements: set[asyncio.Task[None]] = set()
+        self._is_leased = False
         self._is_closed = False
         self._token_prefix = secrets.token_bytes(8)
         self._token_number = 0
@@ -185,7 +184,9 @@ class RedisStorage(SharedStorage):
         tasks, self._tasks = [*self._tasks, *self._announcements], []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A call that is under way ends by itself; cancelled, it might leave its connection open.
+        calls = [lane.under_way for lane in (self._appends, self._reads, self._snapshots) if lane.under_way is not None]
+        await asyncio.gather(*tasks, *calls, return_exceptions=True)
         self._doorbell.ring_all()
         if self._is_own_client:
             await self._client.aclose()
@@ -341,7 +342,7 @@ class RedisStorage(SharedStorage):
 
     async def retire(self) -> None:
         """See `SharedStorage`."""
-        is_leased = bool(self._owned)
+        is_leased, self._is_leased = self._is_leased, False
         self._owned.clear()
         if is_leased and self._failure is None:
             # Where it fails, the lease runs out by itself.
@@ -376,6 +377,8 @@ class RedisStorage(SharedStorage):
 
     async def abandon_session(self, session_id: str) -> bool:
         """See `SharedStorage`."""
+        if self._is_lenient():
+            return False
         return bool((await self.call("abandon", _bytes(session_id)))[0])
 
     def take_over(
@@ -505,7 +508,7 @@ class RedisStorage(SharedStorage):
         # Each session's turn comes well within `idle_seconds`, half of what its keys live; on another server, at once.
         share = -(-len(self._owned) * self.lease_seconds // (2 * self.retention.idle_seconds))
         count = max(int(share), _KEPT_SESSIONS) if self._is_same_server else len(self._owned)
-        self._is_same_server = True
+        self._is_same_server = self._is_leased = True
         kept = list(islice(self._owned, count))
         for session_id in kept:
             del self._owned[session_id]
@@ -758,31 +761,33 @@ class _Item:
 class _Lane:
     """Operations of one kind; those that are asked for while a call is under way travel together in the next.
 
-    Those that write to one stream travel in one call after another: each is known by the last token of the stream.
+    Those that write to one stream travel one after another: each is known by the token that the stream had last.
+
+    Attributes:
+        under_way: The call that is under way.
     """
 
     def __init__(self, storage: RedisStorage, script: str) -> None:
+        self.under_way: asyncio.Task[None] | None = None
         self._storage = storage
         self._script = script
         self._waiting: deque[_Item] = deque()
-        self._under_way: set[asyncio.Task[None]] = set()
         self._is_scheduled = False
 
     async def ask(
         self, arguments: Sequence[bytes | str | int], size: int, *, stream: tuple[str, str] | None = None
     ) -> Any:
         """Return the answer for one operation; `size` is that of its events in bytes, `stream` the one it writes to."""
-        loop = asyncio.get_running_loop()
-        item = _Item(arguments, size, stream, loop.create_future())
+        item = _Item(arguments, size, stream, asyncio.get_running_loop().create_future())
         self._waiting.append(item)
-        self._schedule(loop)
+        self._schedule()
         return await item.answer
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._is_scheduled and len(self._under_way) < _MAX_CALLS_UNDER_WAY:
+    def _schedule(self) -> None:
+        if not self._is_scheduled and self.under_way is None:
             self._is_scheduled = True
             # Not at once: the other tasks of this turn of the loop may ask for something too.
-            loop.call_soon(self._send)
+            asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         self._is_scheduled = False
@@ -804,9 +809,7 @@ class _Lane:
         self._waiting.extendleft(reversed(kept_back))
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
-            task = _in_a_context_of_its_own(self._deliver(items))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            self.under_way = _in_a_context_of_its_own(self._deliver(items))
 
     async def _deliver(self, items: list[_Item]) -> None:
         try:
@@ -820,9 +823,9 @@ class _Lane:
                 if not item.answer.done():
                     item.answer.set_result(answer)
         finally:
-            self._under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self.under_way = None
             if self._waiting:
-                self._schedule(asyncio.get_running_loop())
+                self._schedule()
 
 
 def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float) -> Redis | RedisCluster:

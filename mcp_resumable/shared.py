@@ -108,7 +108,7 @@ class SharedStorage(Storage):
         From then on its owner is refused, should it live after all. Streams that are complete stay readable.
 
         Returns:
-            Whether it is given up, or over; False where the owner lives.
+            Whether it is given up, or over; False where the owner lives, or may: after the storage itself has failed.
         """
 
     @abstractmethod

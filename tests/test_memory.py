@@ -2,21 +2,22 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 import tracemalloc
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mcp_resumable import EventCursor, Generation, MemoryStorage, Retention
 from mcp_resumable.cursor import STANDALONE, StreamId
 from mcp_resumable.decision import Dropped, NeverOpened, Retained, Superseded
-from mcp_resumable.memory import EVENT_OVERHEAD_BYTES, STREAM_OVERHEAD_BYTES
+from mcp_resumable.memory import EVENT_OVERHEAD_BYTES, STREAM_OVERHEAD_BYTES, _Stream
 from mcp_resumable.storage import AppendRefusedError, Batch
 from mcp_resumable.testing import StorageContract, StorageHarness
 
@@ -83,6 +84,7 @@ def run_or_refuse(write: Coroutine[Any, Any, T]) -> T | AppendRefusedError:
 def check_accounting(storage: MemoryStorage) -> None:
     """Check that what is charged is what is retained, and that what is kept beside it is bounded by it."""
     total, places = 0, 0
+    empty = dict[_Stream, int]()
     for session_id, session in storage._sessions.items():
         assert session.session_id == session_id
         charged = 0
@@ -95,6 +97,14 @@ def check_accounting(storage: MemoryStorage) -> None:
         assert session.unanswered == sum(
             stream.request_id is not None and not stream.is_terminal for stream in session.streams.values()
         )
+        silent = {
+            stream: stream.own_charge
+            for stream in session.streams.values()
+            if stream.request_id is not None and not len(stream.ring)
+        }
+        assert session.empty == silent
+        assert session.empty.charged_bytes == sum(silent.values())
+        empty |= silent
         held = sum(len(stream.ring) for stream in session.streams.values())
         # The newest event, which is never evicted by its own append, may be more than fits.
         assert charged <= storage.retention.max_session_bytes or held <= 1
@@ -102,6 +112,8 @@ def check_accounting(storage: MemoryStorage) -> None:
         total += charged
         places += held
     assert storage._charged_bytes == total
+    assert dict(storage._empty) == empty
+    assert storage._empty.charged_bytes == sum(empty.values())
     assert total <= storage.retention.max_total_bytes or places <= 1
     assert len(storage._order) <= 2 * places + 128
     completed = [
@@ -338,6 +350,151 @@ def test_accounting_is_exact_after_thousands_of_operations(seed: int) -> None:
             check_accounting(model.storage)
     model.check_all()
     assert model.storage.evicted_events > 1_000
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    max_events=st.sampled_from([1, 10, 1_000]),
+    max_total_bytes=st.integers(20_000, 500_000),
+)
+@settings(max_examples=3, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+def test_accounting_is_exact_after_a_hundred_thousand_random_operations(
+    seed: int, max_events: int, max_total_bytes: int
+) -> None:
+    # A seed and no more is drawn: a draw costs more than an operation.
+    chance = random.Random(seed)
+    clock = Clock()
+    storage = MemoryStorage(
+        retention=Retention(
+            max_events=max_events,
+            max_bytes=2_000,
+            max_session_bytes=max_total_bytes // 2,
+            max_total_bytes=max_total_bytes,
+            max_sessions=6,
+            completed_seconds=60,
+            idle_seconds=200,
+        ),
+        clock=clock,
+    )
+    generations = dict[str, Generation]()
+    streams = list[tuple[str, Generation, StreamId]]()
+    stored = 0
+    for step in range(100_000):
+        session_id = f"session {chance.randrange(9)}"
+        clock.now += chance.expovariate(4)
+        pick = chance.random()
+        if pick < 0.004 or session_id not in generations:
+            generations[session_id] = run(storage.open_session(session_id))
+            streams.append((session_id, generations[session_id], STANDALONE))
+        elif pick < 0.006:
+            generations[session_id] = run(storage.advance_generation(session_id)) or generations[session_id]
+        elif pick < 0.008:
+            run(storage.end_session(session_id))
+        elif pick < 0.01:
+            clock.now += chance.choice([30, 61, 201])
+        elif pick < 0.2:
+            opened = run_or_refuse(
+                storage.open_stream(session_id, generations[session_id], str(chance.randrange(10_000)))
+            )
+            if not isinstance(opened, AppendRefusedError):
+                streams.append((session_id, generations[session_id], opened))
+        else:
+            place = chance.choice(streams[-30:])
+            events = [
+                None if chance.random() < 0.1 else bytes(chance.randrange(1_000))
+                for _ in range(chance.choice([1, 1, 1, 10]))
+            ]
+            is_answer = place[2] != STANDALONE and chance.random() < 0.2
+            appended = run_or_refuse(storage.append(*place, events, is_terminal=is_answer))
+            stored += not isinstance(appended, AppendRefusedError)
+        if step % 5_000 == 0:
+            check_accounting(storage)
+    check_accounting(storage)
+    assert stored > 5_000
+    assert storage.evicted_events > 5_000
+
+
+def count_calls(operation: Callable[[], object]) -> int:
+    """Return how many functions, of Python and of C, are called; a measure of work that no other load changes."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        operation()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("limit", ["max_events", "max_bytes", "max_session_bytes", "max_total_bytes"])
+def test_evicting_takes_no_more_work_the_more_is_retained(limit: str) -> None:
+    work = list[float]()
+    for retained in (50, 2_000):
+        size = 1 if limit == "max_events" else 10 if limit == "max_bytes" else 10 + EVENT_OVERHEAD_BYTES
+        large = {"max_bytes": 10**9, "max_session_bytes": 10**9, "max_total_bytes": 10**9, "max_events": 10**9}
+        limits = {**large, limit: retained * size}
+        limits["max_session_bytes"] = min(limits["max_session_bytes"], limits["max_total_bytes"])
+        limits["max_bytes"] = min(limits["max_bytes"], limits["max_session_bytes"])
+        storage = MemoryStorage(retention=Retention(**limits))
+        generation = run(storage.open_session("s"))
+
+        def flood(storage: MemoryStorage = storage, generation: Generation = generation) -> None:
+            for _ in range(4_000):
+                run(storage.append("s", generation, STANDALONE, [bytes(10)]))
+
+        while storage.evicted_events < retained:
+            flood()
+        evicted = storage.evicted_events
+        work.append(count_calls(flood))
+        assert storage.evicted_events == evicted + 4_000
+    # An order is tidied each time that half of it is stale, so the work comes in lumps.
+    assert work[1] < 1.5 * work[0]
+
+
+def test_a_flood_of_calls_that_never_end_stays_under_the_ceilings() -> None:
+    """What such a call retains could be evicted, its stream could not: they added up above every limit."""
+    limit = 50_000
+    storage = MemoryStorage(retention=Retention(max_bytes=limit, max_session_bytes=limit, max_total_bytes=limit))
+    for session_id in ("a", "b"):
+        generation = run(storage.open_session(session_id))
+        streams = []
+        for number in range(200):
+            streams.append(run(storage.open_stream(session_id, generation, str(number))))
+            if number % 3:
+                run(storage.append(session_id, generation, streams[-1], [bytes(100)]))
+            check_accounting(storage)
+            assert storage._charged_bytes <= limit
+        first, last = (
+            run(storage.snapshot(session_id, EventCursor(generation=generation, stream=stream, seq=0)))
+            for stream in (streams[0], streams[-1])
+        )
+        assert first is not None
+        assert first.stream == Dropped()
+        assert last is not None
+        assert isinstance(last.stream, Retained)
+        refusal = run_or_refuse(storage.append(session_id, generation, streams[0], [b"late"]))
+        assert isinstance(refusal, AppendRefusedError)
+        assert refusal.current == generation
+
+
+def test_a_silent_call_outlives_a_flood_of_events() -> None:
+    storage = MemoryStorage(retention=Retention(max_bytes=50_000, max_session_bytes=50_000, max_total_bytes=50_000))
+    generation = run(storage.open_session("s"))
+    silent = run(storage.open_stream("s", generation, "silent"))
+    emptied = run(storage.open_stream("s", generation, "emptied"))
+    run(storage.append("s", generation, emptied, [b"evicted"]))
+    for _ in range(1_000):
+        run(storage.append("s", generation, STANDALONE, [bytes(1_000)]))
+    assert run(storage.append("s", generation, silent, [b"answer"], is_terminal=True)) == 1
+    assert run(storage.append("s", generation, emptied, [b"answer"], is_terminal=True)) == 2
+    assert run(storage.read("s", generation, emptied, 0, 1)) is None
+    assert run(storage.read("s", generation, emptied, 1, 1)) == Batch([b"answer"], is_terminal=True)
+    check_accounting(storage)
 
 
 def test_eviction_is_oldest_first_over_all_streams_and_sessions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from packaging.requirements import Requirement
 
 import mcp_resumable
 from mcp_resumable import ResumptionError, Retention
+from mcp_resumable.rejection import REJECTION_CODE
 
 from .readme import Block, check_server, installed_line, read_blocks, server_program, serving
+from .sdk_error import sdk_error
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -63,6 +66,15 @@ def run_retention(block: Block, _tmp_path: Path) -> None:
     assert names["retention"] == Retention()
     assert all(field in block.text for field in Retention.model_fields)
     assert names["store"].storage.retention is names["retention"]
+
+
+def run_client(block: Block, _tmp_path: Path) -> None:
+    told = {"reason": "event_evicted", "outcome": "reset", "generation": "1-k3v9q0m4x7ta"}
+    names: dict[str, Any] = {"error": sdk_error(REJECTION_CODE, told)}
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(block.text, "README.md", "exec"), names)
+    assert printed.getvalue() == "reset event_evicted 1-k3v9q0m4x7ta\n"
 
 
 def run_refusal(block: Block, _tmp_path: Path) -> None:
@@ -107,6 +119,7 @@ RUNNERS: dict[str, Callable[[Block, Path], None]] = {
     "app.py": run_app,
     "more of server.py": run_more_of_server,
     "retention.py": run_retention,
+    "client.py": run_client,
     "json": run_refusal,
     "sh": run_shell,
 }

@@ -103,6 +103,7 @@ class MStream:
     is_terminal: bool = False
     expires_at: float = 0.0
     is_known: bool = True
+    empty_since: int = 0  # a stamp
 
     @property
     def text(self) -> str:
@@ -295,9 +296,11 @@ class Naive:
         generation = MGeneration(max(nonces, default=0) + 1, nonce)
         nonces[generation.counter] = generation
         session = self.sessions[session_id] = MSession(session_id, generation, nonces, self.now)
-        session.streams.append(MStream(0, None, session, (generation.counter, 0)))
+        standalone = MStream(0, None, session, (generation.counter, 0))
+        session.streams.append(standalone)
         while len(self.sessions) > RETENTION.max_sessions:
             self.evict_session(next(iter(self.sessions.values())))
+        self.enforce(session, standalone)
         after()
         return generation
 
@@ -320,7 +323,8 @@ class Naive:
         place = (session.generation.counter, len(session.streams))
         stream = MStream(len(session.streams), call.request_id, session, call.origin or place)
         session.streams.append(stream)
-        self.enforce(session, None)
+        self.empty(stream)
+        self.enforce(session, stream)
         after()
         return stream
 
@@ -348,15 +352,28 @@ class Naive:
     def evict_oldest(self, stream: MStream) -> None:
         self.evicted += stream.places[stream.floor] is not None
         stream.floor += 1
-        if stream.is_terminal and stream.floor == len(stream.places):
-            stream.is_known = False
+        if stream.floor == len(stream.places):
+            if stream.is_terminal:
+                stream.is_known = False
+            self.empty(stream)
 
-    def enforce(self, session: MSession, newest: MStream | None) -> None:
+    def empty(self, stream: MStream) -> None:
+        self.stamp += 1
+        stream.empty_since = self.stamp
+
+    def enforce(self, session: MSession, newest: MStream) -> None:
         for sessions, limit in (
             ([session], RETENTION.max_session_bytes),
             (list(self.sessions.values()), RETENTION.max_total_bytes),
         ):
             while sum(stream.charge for one in sessions for stream in one.known) > limit:
+                empty = [
+                    s for one in sessions for s in one.known if s.request_id is not None and s.floor == len(s.places)
+                ]
+                silent = min(empty, key=lambda s: s.empty_since, default=None)
+                if silent is not None and silent is not newest and sum(s.charge for s in empty) > limit / 2:
+                    silent.is_known = False
+                    continue
                 candidates = [s for one in sessions for s in one.known if s.floor < len(s.places)]
                 oldest = min(candidates, key=lambda s: s.stamps[s.floor], default=None)
                 if oldest is None or (oldest is newest and oldest.floor == len(oldest.places) - 1):

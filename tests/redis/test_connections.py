@@ -39,10 +39,11 @@ async def test_appends_to_one_stream_whose_acknowledgement_is_cut_are_stored_onc
     """Two in one call: when it was sent again, the first was not the stream's last any more, and was stored twice."""
     with anyio.fail_after(TIMEOUT):
         async with proxied(redis_server.port) as proxy, opened(proxy.url) as storage:
-            other, log = await Log.open(storage, "s", "1"), await Log.open(storage, "s", "2")
+            other, log = [await Log.open(storage, "s", request_id) for request_id in "12"]
             await log.append(storage, b"before")
-            # A call is under way, so that what follows may be sent together.
-            busy, cut = proxy.hold(b"=busy"), proxy.cut(b"=first")
+            # A call is under way, so that what follows is sent together.
+            busy = proxy.hold(b"=busy")
+            cut = proxy.cut(b"=first")
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(other.append, storage, b"busy")
                 await busy.arrived.wait()

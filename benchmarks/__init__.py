@@ -1,0 +1,1 @@
+"""What resumption costs, beside its peers: `python -m benchmarks`, or `make bench`."""

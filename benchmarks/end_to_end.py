@@ -1,0 +1,124 @@
+"""What a client sees: notifications of real calls over uvicorn, server and client each in a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from functools import partial
+
+from benchmarks.client import Session, open_session
+from benchmarks.measure import Figure, Options, interleave, summarize
+from benchmarks.server import NO_STORE, RunningServer, running_server
+from benchmarks.stores import STORES
+
+__all__ = ["run"]
+
+_EVENTS_OF_ONE_CALL = 1_500
+_CALLS = 50
+_EVENTS_OF_EACH = 60
+# Between pings, so that they measure the load and are none.
+_PING_PAUSE_SECONDS = 0.01
+
+
+async def run(options: Options) -> AsyncIterator[Figure]:
+    """Measure; the figures of one kind follow one another."""
+    rounds = options.rounds(5)
+    names = [NO_STORE, *(kind.name for kind in STORES)]
+    async with AsyncExitStack() as resources:
+        servers = {name: _Server(name, options.valkey_url, resources) for name in names}
+        # What other programs do to the machine shows in how long a call takes, and hardly in what it costs.
+        for what, unit, measure in (
+            ("one call", "notifications/s", _one_call),
+            ("one call, CPU of the server", "µs per notification", _cpu_of_one_call),
+        ):
+            results = await interleave({name: partial(measure, servers[name]) for name in names}, rounds)
+            for figure in summarize("end to end", what, unit, results, baseline=NO_STORE):
+                yield figure
+        pings: dict[str, list[float]] = {name: [] for name in names}
+        measures = {name: partial(_many_calls, servers[name], pings[name]) for name in names}
+        results = await interleave(measures, rounds)
+        what = f"{_CALLS} calls at once"
+        for figure in summarize("end to end", what, "notifications/s", results, baseline=NO_STORE):
+            yield figure
+        for percent in (50, 99):
+            base = _percentile(pings[NO_STORE], percent)
+            for name in names:
+                value = _percentile(pings[name], percent)
+                yield Figure(
+                    part="end to end",
+                    what=f"ping meanwhile, p{percent}",
+                    unit="ms",
+                    store=name,
+                    value=value,
+                    ratio=value / base if value and base else None,
+                    note=results[name].failure or f"{len(pings[name])} pings of all rounds, a connection each",
+                )
+
+
+def _percentile(samples: list[float], percent: int) -> float | None:
+    return statistics.quantiles(samples, n=100)[percent - 1] if len(samples) > 1 else None
+
+
+class _Server:
+    """A server that is started when it is first measured."""
+
+    def __init__(self, name: str, valkey_url: str | None, resources: AsyncExitStack) -> None:
+        self._name, self._valkey_url, self._resources = name, valkey_url, resources
+        self._running: RunningServer | None = None
+
+    async def running(self) -> RunningServer:
+        if self._running is None:
+            self._running = await self._resources.enter_async_context(running_server(self._name, self._valkey_url))
+        return self._running
+
+    async def open_session(self) -> Session:
+        return await open_session((await self.running()).port)
+
+
+async def _one_call(server: _Server) -> float:
+    """Return notifications per second of one call."""
+    session = await server.open_session()
+    began = time.perf_counter()
+    await _talk(session, _EVENTS_OF_ONE_CALL)
+    return _EVENTS_OF_ONE_CALL / (time.perf_counter() - began)
+
+
+async def _cpu_of_one_call(server: _Server) -> float:
+    """Return µs of CPU that the server's process takes for each notification of one call."""
+    session, running = await server.open_session(), await server.running()
+    before = await running.vitals()
+    await _talk(session, _EVENTS_OF_ONE_CALL)
+    after = await running.vitals()
+    return (after.cpu_seconds - before.cpu_seconds) / _EVENTS_OF_ONE_CALL * 1e6
+
+
+async def _many_calls(server: _Server, pings: list[float]) -> float:
+    """Return notifications per second of many sessions with a call each; `pings` gets what a ping took, in ms."""
+    sessions = [await server.open_session() for _ in range(_CALLS)]
+    pinging = asyncio.create_task(_ping(await server.open_session(), pings))
+    began = time.perf_counter()
+    await asyncio.gather(*(_talk(session, _EVENTS_OF_EACH) for session in sessions))
+    seconds = time.perf_counter() - began
+    pinging.cancel()
+    return _CALLS * _EVENTS_OF_EACH / seconds
+
+
+async def _talk(session: Session, count: int) -> None:
+    """Have one call send that many notifications, and see that they arrive."""
+    exchange = await session.call(1, "talk", count=count)
+    await exchange.until(count + 1)
+    if len(exchange.messages) != count + 1 or not exchange.is_answered:
+        raise RuntimeError(f"{len(exchange.messages)} of {count + 1} messages arrived")
+
+
+async def _ping(session: Session, pings: list[float]) -> None:
+    request_id = 1
+    while True:
+        began = time.perf_counter()
+        await session.ping(request_id)
+        pings.append((time.perf_counter() - began) * 1e3)
+        request_id += 1
+        await asyncio.sleep(_PING_PAUSE_SECONDS)
