@@ -561,7 +561,8 @@ class RedisStorage(SharedStorage):
                 while True:
                     message = await pubsub.get_message(timeout=_LISTEN_SECONDS)
                     if message is not None:
-                        await self._hear(message)
+                        with contextlib.suppress(ValueError):  # Somebody else's nonsense.
+                            await self._hear(message)
                     elif unused := self._doorbell.forget_unused():
                         await pubsub.unsubscribe(*unused)
             except (RedisError, OSError, TimeoutError) as exc:

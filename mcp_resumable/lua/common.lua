@@ -10,8 +10,8 @@
 --       c counter, g generation (absent: the session is over), N<counter> nonce, o next ordinal, u unanswered requests,
 --       a active at, r replication id of the server that issued g, w owner, k credential, d 1: the owner is dead,
 --       x number of the newest consumer, y highest seq of the standalone stream that a visitor was sent, f 1: g began
---       with a fork, <stream> what moves, S<ordinal> what stays, X<stream> x of its newest consumer, L<request id> newest
---       stream
+--       with a fork, <stream> what moves, S<ordinal> what stays, X<stream> x of its newest consumer,
+--       L<request id> newest stream
 --   e:<generation>:<stream>:<session>   list, a place each: 6 bytes of number, then "=" and the event; a hole has none
 --   o:<session>                    sorted set, streams by the number of their oldest place, or a lower one
 --   oldest                         sorted set, sessions by the same

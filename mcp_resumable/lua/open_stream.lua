@@ -1,6 +1,7 @@
 -- Open a stream for an execution of a request. ARGV: session, generation, request id, how its stream's name ends,
--- token, and where the call began: generation counter and ordinal, '' for here. The token of the request's newest stream says
--- that this very stream was opened already; a lower one, that this was given up while it was on its way.
+-- token, and where the call began: generation counter and ordinal, '' for here.
+-- The token of the request's newest stream says that this very stream was opened already; a lower one, that this was
+-- given up while it was on its way.
 -- Returns the number of evicted events, and the ordinal; or the current generation, '' where there is none.
 
 local sid, generation, request_id, ending, token, counter, ordinal = unpack(ARGV, 2, 8)
