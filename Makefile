@@ -14,6 +14,7 @@
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
 #   make checked-servers   other servers, checked from outside; writes docs/checked-servers.md
+#   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
 #   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
 #   make soak-ceilings floods that memory must withstand, SECONDS=20 each
 #   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
@@ -48,7 +49,7 @@ show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
 
 .PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
-.PHONY: soak-ceilings bench
+.PHONY: redis soak-ceilings bench
 .PHONY: checked-servers
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
@@ -127,6 +128,9 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 checked-servers: .venvs/mcp-1/ready .venvs/mcp-2/ready .venvs/peers/ready $(if $(shell command -v npm),.venvs/peers-node/ready)
 	MCP_RESUMABLE_PEERS=$(CURDIR)/.venvs .venvs/mcp-2/bin/python -m pytest tests/peers $(PYTEST)
 
+redis: .venvs/mcp-2/ready .venvs/redis/redis-server
+	REDIS_SERVER=$(CURDIR)/.venvs/redis/redis-server .venvs/mcp-2/bin/python -m pytest tests/redis $(PYTEST)
+
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
 
@@ -155,6 +159,17 @@ bench: .venvs/bench/ready
 	$(call new_environment,$(@D))
 	$(@D)/bin/python -m pip install --quiet --editable '.[bench,redis]'
 	touch $@
+
+# Unpacked instead of installed: the program is in redis-tools, the libraries are those it needs beside the common ones.
+.venvs/redis/redis-server:
+	rm -rf $(@D) && mkdir -p $(@D)
+	cd $(@D) && apt-get download redis-server redis-tools libatomic1 libjemalloc2 liblzf1
+	cd $(@D) && for package in *.deb; do dpkg -x "$$package" root; done
+	printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$$@"\n' \
+		"$$(echo "$(CURDIR)/$(@D)"/root/usr/lib/*-linux-gnu)" "$(CURDIR)/$(@D)/root/usr/bin/redis-server" >$@.made
+	chmod +x $@.made
+	$@.made --version
+	mv $@.made $@
 
 .venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json
 	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)

@@ -6,7 +6,8 @@ several shards.
 
 Appends, reads and snapshots that are asked for at the same time travel together, in one call. An append carries a
 token: one that was stored while its acknowledgement was lost is recognized when it is sent again, so each event is
-stored once; one that arrives after it was given up is refused. A claim is known by its nonce in the same way.
+stored once; one that arrives after it was given up is refused. So it is with the opening of a stream; a claim is known
+by its nonce.
 
 Nobody polls. One connection listens for all readers of this process (a doorbell: what it says is only that it is worth
 while to read), one task looks after the lease, after readers whose doorbell was missed, and after the server: once that
@@ -206,8 +207,9 @@ class RedisStorage(SharedStorage):
         self, session_id: str, generation: Generation, request_id: str, origin: tuple[int, int] | None
     ) -> StreamId:
         ending = str(StreamId.of_request(0, request_id))[1:]
+        place = origin or ("", "")
         opened = await self.call(
-            "open_stream", _bytes(session_id), str(generation), _bytes(request_id), ending, *(origin or ("", ""))
+            "open_stream", _bytes(session_id), str(generation), _bytes(request_id), ending, self._new_token(), *place
         )
         if not isinstance(opened[0], int):
             raise AppendRefusedError(_generation(opened[0]))
@@ -222,11 +224,9 @@ class RedisStorage(SharedStorage):
         events: Sequence[bytes | None],
         is_terminal: bool,
     ) -> int:
-        self._token_number += 1
-        token = self._token_prefix + self._token_number.to_bytes(6, "big")
         name = str(stream)
         places = [b"" if event is None else b"=" + event for event in events]
-        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + token + _bytes(session_id)
+        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + self._new_token() + _bytes(session_id)
         seq = await self._appends.ask(
             (head, *places),
             sum(map(len, places)),
@@ -406,6 +406,11 @@ class RedisStorage(SharedStorage):
 
     # Calls.
 
+    def _new_token(self) -> bytes:
+        """Return what tells a request of this instance from any other, and the later of two."""
+        self._token_number += 1
+        return self._token_prefix + self._token_number.to_bytes(6, "big")
+
     async def call(self, script: str, *arguments: bytes | str | int) -> list[Any]:
         """Run a script and return what it answers; the evicted events are counted."""
         self._start()
@@ -426,7 +431,7 @@ class RedisStorage(SharedStorage):
                 answer = await self._scripts.run(self._client, script, (offset, *arguments))
             except RedisConnectionError:
                 # A connection that the server has closed meanwhile. Each script may be run twice: an append knows its
-                # token and a claim its nonce, and a second stream only takes the next number.
+                # token, as a stream does, and a claim its nonce.
                 answer = await self._scripts.run(self._client, script, (offset, *arguments))
         self.evicted_events += answer[0]
         return answer[1:]
@@ -558,7 +563,8 @@ class RedisStorage(SharedStorage):
                 while True:
                     message = await pubsub.get_message(timeout=_LISTEN_SECONDS)
                     if message is not None:
-                        await self._hear(message)
+                        with contextlib.suppress(ValueError):  # Somebody else's nonsense.
+                            await self._hear(message)
                     elif unused := self._doorbell.forget_unused():
                         await pubsub.unsubscribe(*unused)
             except (RedisError, OSError, TimeoutError) as exc:

@@ -23,6 +23,9 @@ from mcp_resumable.storage import AppendRefusedError, Storage
 
 __all__ = ["Writer", "known"]
 
+# A row of holes says no more than one of them: so many are told at most, however long the storage was away.
+_MAX_HOLES = 100
+
 # What a generation gives to the first request's stream.
 _FIRST_ORDINAL = 1
 
@@ -132,7 +135,7 @@ class Writer:
                         known(binding.session_id),
                         known(binding.generation),
                         known(call.stream),
-                        (None,) * lost,
+                        (None,) * min(lost, _MAX_HOLES),
                         is_terminal=call.is_answer_lost,
                     )
                 except AppendRefusedError as refusal:
@@ -218,7 +221,7 @@ class Writer:
                         known(binding.session_id),
                         known(binding.generation),
                         known(call.stream),
-                        (*(None for _ in range(call.lost)), event),
+                        (*(None for _ in range(min(call.lost, _MAX_HOLES))), event),
                         is_terminal=is_answer,
                     )
                     break

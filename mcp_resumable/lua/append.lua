@@ -1,15 +1,9 @@
--- Appends. ARGV, for each: "<generation> <stream> <1 where the last is the answer> <number of events> <token><session>",
--- and the events. (In one, since each argument costs the worker as much as an append costs the server.)
--- An event is "=" and its text, a hole is empty. A token is 8 bytes that tell the writer, and 6 of a number that rises with
--- each of its appends. The stream's last one again says that this very append was stored already, and its acknowledgement
--- lost; a lower one, that the append was given up, and told as a hole, while it was on its way.
+-- Appends. ARGV, for each: "<generation> <stream> <1 where the last is the answer> <number of events> <token><session>"
+-- (in one, since each argument costs the worker as much as an append costs the server), and the events. An event is "="
+-- and its text, a hole is empty. The token that the stream had last says that this very append was stored already, and
+-- its acknowledgement lost; a lower one, that it was given up, and told as a hole, while it was on its way.
 -- Returns, after the number of evicted events, for each: the seq of its last event; or, where it is refused, the
 -- session's current generation, '' where there is none.
-
-local function is_given_up(token, last)
-  return last ~= '' and string.sub(token, 1, 8) == string.sub(last, 1, 8)
-    and struct.unpack('>I6', token, 9) < struct.unpack('>I6', last, 9)
-end
 
 local function append(at, sid, generation, name, is_answer, count, token)
   local key = session_key(sid)

@@ -9,8 +9,9 @@
 --   s:<session>                    hash, all that makes a session known; losing it loses all of the session at once:
 --       c counter, g generation (absent: the session is over), N<counter> nonce, o next ordinal, u unanswered requests,
 --       a active at, r replication id of the server that issued g, w owner, k credential, d 1: the owner is dead,
---       x number of the newest consumer, y highest seq of the standalone stream that a visitor was sent, f 1: g began with a
---       fork, <stream> what moves, S<ordinal> what stays, X<stream> x of its newest consumer, L<request id> newest stream
+--       x number of the newest consumer, y highest seq of the standalone stream that a visitor was sent, f 1: g began
+--       with a fork, <stream> what moves, S<ordinal> what stays, X<stream> x of its newest consumer,
+--       L<request id> newest stream
 --   e:<generation>:<stream>:<session>   list, a place each: 6 bytes of number, then "=" and the event; a hole has none
 --   o:<session>                    sorted set, streams by the number of their oldest place, or a lower one
 --   oldest                         sorted set, sessions by the same
@@ -49,8 +50,8 @@ local function keep_global_keys()
   for _, name in ipairs({'charges', 'totals', 'oldest', 'completed', 'sessions', 'past'}) do keep_global_key(name) end
 end
 
--- The next `count` of a number that orders sessions, or places; returns the last of them. Where the server's memory policy
--- has taken the numbers they begin above all that were given: with the time, in steps that nobody appends as fast as.
+-- The next `count` of a number that orders sessions, or places; returns the last of them. Where the server's memory
+-- policy has taken the numbers, they begin above all that were given: with the time, faster than anybody appends.
 local function next_number(field, count)
   local number = call('HINCRBY', P .. 'totals', field, count)
   if number == count then
@@ -74,6 +75,13 @@ local function charge(sid, bytes)
     keep_global_key('totals')
   end
   return of_session, of_all
+end
+
+-- Whether what has this token was given up while it was on its way: `last`, which was done in its place, is of the same
+-- writer, and later. A token is 8 bytes that tell the writer, and 6 of a number that rises.
+local function is_given_up(token, last)
+  return last ~= '' and string.sub(token, 1, 8) == string.sub(last, 1, 8)
+    and struct.unpack('>I6', token, 9) < struct.unpack('>I6', last, 9)
 end
 
 -- What moves of a stream, read once per script and written back at its end.

@@ -1,6 +1,6 @@
 -- Reads. ARGV, for each: session, generation, stream, seq after which to read, how many.
--- Returns, after a 0, for each: '' where what follows cannot be told; else 1 where the answer is reached, the places, and
--- the number of the stream's newest consumer.
+-- Returns, after a 0, for each: '' where what follows cannot be told; else 1 where the answer is reached, the places,
+-- and the number of the stream's newest consumer.
 -- Changes nothing, so that it may be asked as often as one likes.
 
 local function read(sid, generation, name, after, limit)

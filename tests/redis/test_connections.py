@@ -106,6 +106,28 @@ async def test_an_append_that_arrives_late_is_not_stored_behind_its_hole(redis_s
             ]
 
 
+async def test_a_stream_whose_opening_is_cut_or_late_is_the_requests_one_stream(redis_server: Server) -> None:
+    """An opening that timed out, and was made again, took the stream's place when it arrived."""
+    with anyio.fail_after(TIMEOUT):
+        async with proxied(redis_server.port) as proxy, opened(proxy.url, timeout_seconds=0.2) as storage:
+            await Log.open(storage, "s", "the server knows the script")
+            cut = proxy.cut(b"cut me")
+            log = await Log.open(storage, "s", "cut me")
+            assert cut.executed.is_set()
+            assert log.stream.ordinal == 2
+            late = proxy.hold(b"late")
+            with pytest.raises(TimeoutError):
+                await Log.open(storage, "s", "late")
+            await answering(storage)
+            log = await Log.open(storage, "s", "late")
+            await log.append(storage, b"1")
+            late.released.set()
+            await late.executed.wait()
+            await log.append(storage, b"2")
+            assert log.stream.ordinal == 3
+            assert await log.reasons(storage) == ["resume"] * 3 + ["future_event_id"]
+
+
 async def test_a_claim_whose_acknowledgement_is_cut_is_one_claim(redis_server: Server) -> None:
     """The session's first event ids promise its first generation; claimed twice, they were of an earlier one."""
     with anyio.fail_after(TIMEOUT):

@@ -273,11 +273,13 @@ async def test_where_info_is_not_permitted_that_is_said_and_all_else_works(
     master, replica = servers
     for server in servers:
         with server.client() as client:
-            client.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", "+@all", "-info")
+            # What a worker needs, but for INFO.
+            commands = ["+@read", "+@write", "+@pubsub", "+@scripting", "+@connection", "+time"]
+            client.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "~{p}:*", "&{p}:*", "-@all", *commands)
     with anyio.fail_after(TIMEOUT):
         async with proxied(master.port) as proxy, AsyncExitStack() as stack:
             url = f"redis://worker:secret@127.0.0.1:{proxy.port}"
-            c = await stack.enter_async_context(crew(master, urls=[url, url]))
+            c = await stack.enter_async_context(crew(master, urls=[url, url], prefix="p"))
             here = await stack.enter_async_context(session(c.workers[0]))
             there = await stack.enter_async_context(at(here, c.workers[1]))
             lines = [record for record in caplog.records if "INFO is not permitted" in record.message]

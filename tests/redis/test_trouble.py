@@ -99,9 +99,10 @@ async def test_a_server_that_freezes_costs_the_events_of_one_time_out(server: Se
         ):
             response, ids = await held(client)
             other, _ = await held(second, 8)
-            tail = await there.get((await held(client, 9))[1][3])
+            _, followed = await held(client, 9)
+            tail = await there.get(followed[3])
             await tail.event()
-            holds = [await c.workers[0].hold(tag) for tag in "78"]
+            holds = [await c.workers[0].hold(tag) for tag in "789"]
             assert server.process is not None
             server.process.send_signal(signal.SIGSTOP)
             try:
@@ -117,12 +118,11 @@ async def test_a_server_that_freezes_costs_the_events_of_one_time_out(server: Se
             assert await verdict(there, ids[3], served=served) == (409, "replay_gap")
             assert [frame.progress for frame in served] in ([], [4])
             assert await verdict(client, ids[3]) == (409, "replay_gap")
-            frames = await live(response, holds[0], 104)
-            assert frames[0].id
-            resumed = await there.get(frames[0].id)
-            await resumed.event()
-            await holds[0].finish()
-            assert (await resumed.rest())[-1].answer_text == "done"
+            assert (await live(other, holds[1], 104))[0].id
+            # A tail that froze with the server goes on, or ends so that its client comes back.
+            await holds[2].progress(4)
+            rest = await tail.frame() or (await (await answered(there, followed[3])).events(2))[1]
+            assert rest.progress == 4
 
 
 def fill(server: Server) -> None:
@@ -222,3 +222,44 @@ async def test_a_lease_that_ran_out_while_the_server_had_failed_does_not_cost_a_
             await answering(c.storages[0])
             await hold.finish()
             assert (await resumed.rest())[-1].answer_text == "done"
+
+
+async def test_a_worker_that_starts_before_its_server_begins_to_keep_events_when_that_is_there(server: Server) -> None:
+    server.stop()
+    with anyio.fail_after(TIMEOUT):
+        async with crew(server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+            response = await client.call("hold", 7, n=3, tag="7")
+            frames = [frame for frame in await response.events(4) if frame.is_message]
+            assert [frame.progress for frame in frames] == [1, 2, 3]
+            server.start()
+            await new_call(client, 20, there)
+            hold = await c.workers[0].hold("7")
+            assert (await live(response, hold, 4))[0].id
+            await hold.finish()
+            assert (await response.rest())[-1].answer_text == "done"
+
+
+async def test_nonsense_on_the_channels_stops_nobody_from_listening(redis_server: Server) -> None:
+    """One message that was none of ours ended the task that listens; tails heard of events by the sweep only."""
+    async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+        _, ids = await held(client)
+        tail = await there.get(ids[3])
+        await tail.event()
+        hold = await c.workers[0].hold("7")
+        with redis_server.client() as publisher:
+            for nonsense in (
+                b"",
+                b"\xff\xfe",
+                b"1.Nw x",
+                b"+ 1",
+                b"+ x 1.Nw",
+                b"taken",
+                b"taken x y z",
+                b"1.Nw " + b"9" * 5_000,
+            ):
+                for channel in (f"d:{client.sid}", *(f"w:{storage.worker_id}" for storage in c.storages)):
+                    publisher.publish(f"{{{c.prefix}}}:{channel}", nonsense)
+        # Each would be heard only at the next sweep, seconds later, if nobody listened any more.
+        for number in range(4, 24):
+            await hold.progress(number)
+            assert (await tail.event()).progress == number
