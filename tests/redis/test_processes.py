@@ -214,8 +214,8 @@ async def kill_owner(
             tasks.start_soon(kill)
             for caller in callers:
                 tasks.start_soon(use, caller)
-    last = max(reading.ended for reading in history.readings if reading.client.startswith(f"kill {number} "))
-    return callers, last - killed_at
+    ends = [reading.ended for reading in history.readings if reading.client.startswith(f"kill {number} ")]
+    return callers, max(ends, default=killed_at) - killed_at
 
 
 @pytest.mark.parametrize("rejection", ["status", "stream"])
