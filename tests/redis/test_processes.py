@@ -125,7 +125,7 @@ class Caller:
 
 def check_printed(worker: WorkerProcess) -> None:
     """Check that a worker has not complained of anything."""
-    assert not re.search(r"Traceback|ERROR|never awaited|destroyed|unclosed", worker.printed), worker.printed
+    assert not re.search(r"Traceback|ERROR|never awaited|destroyed|(?i:unclosed)", worker.printed), worker.printed
 
 
 async def open_caller(name: str, history: History, worker: WorkerProcess) -> Caller:
