@@ -15,7 +15,8 @@
 #   make frameworks    PrefectHQ's fastmcp as the server
 #   make checked-servers   other servers, checked from outside; writes docs/checked-servers.md
 #   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
-#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
+#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random); and workers
+#                      that are killed, 4 times, or 50 with SECONDS=60
 #   make soak-ceilings floods that memory must withstand, SECONDS=20 each
 #   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
 
@@ -133,6 +134,7 @@ redis: .venvs/mcp-2/ready .venvs/redis/redis-server
 
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
+	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m pytest --capture=no tests/redis/test_processes.py
 
 soak-ceilings: .venvs/bench/ready
 	.venvs/bench/bin/python -m benchmarks.ceilings --seconds $(SECONDS)
