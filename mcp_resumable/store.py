@@ -256,6 +256,12 @@ class ResumableEventStore(EventStore):
         self._bindings[session_id] = binding
         await self._writer.attach(binding, session_id)
 
+    def server_ends(self, layer: object) -> None:
+        """Take in that the server behind a layer is about to end its sessions."""
+        for binding in self._bindings.values():
+            if self._workers is not None and binding.layer is layer:
+                binding.outlives_server = True
+
     async def server_is_over(self) -> None:
         """Let other workers know where the last session of this one has ended with its server."""
         if self._writer.shared is not None and all(binding.status == "ended" for binding in self._bindings.values()):

@@ -443,6 +443,7 @@ async def test_a_worker_that_is_told_to_stop_ends_all_tails_and_gives_its_lease_
     """Whoever resumes elsewhere had to wait until the lease ran out."""
     async with worker_processes(redis_server, tmp_path, 2) as processes, AsyncExitStack() as stack:
         own: list[Response] = []
+        answers: list[tuple[RawClient, str]] = []
         tails: dict[WorkerProcess, list[Response]] = {worker: [] for worker in processes.workers}
         with anyio.fail_after(PATIENCE_SECONDS):
             for number in range(20):
@@ -451,6 +452,8 @@ async def test_a_worker_that_is_told_to_stop_ends_all_tails_and_gives_its_lease_
                 there = await stack.enter_async_context(at(client, other))
                 own.append(await client.get())
                 await own[-1].event()
+                if owner is processes.workers[0]:
+                    answers.append((there, (await client.ping(1)).id or ""))
                 call = await client.call("hold", 7, n=2, tag=str(number))
                 cursor = (await call.events(2))[-1].id
                 tail = await there.get(cursor)
@@ -466,6 +469,10 @@ async def test_a_worker_that_is_told_to_stop_ends_all_tails_and_gives_its_lease_
                 remaining = processes.leases(redis_server)
                 assert len(remaining) == len(leases) - 1
                 leases = remaining
+                while answers:  # Of the first worker's: what is complete can still be had from the second.
+                    there, cursor = answers.pop()
+                    complete = await there.get(f"{cursor.rpartition(':')[0]}:0")
+                    assert [frame.is_answer for frame in await complete.rest()] == [False, True]
             for standalone in own:
                 assert await standalone.rest() == []
         for worker in processes.workers:
