@@ -13,7 +13,10 @@
 #   make conformance   the official conformance suite, both SDK lines
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
-#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
+#   make peers         other servers, checked from outside; writes docs/checked-servers.md
+#   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
+#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random); and workers
+#                      that are killed, 4 times, or 50 with SECONDS=60
 #   make soak-ceilings floods that memory must withstand, SECONDS=20 each
 #   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
 
@@ -47,7 +50,8 @@ show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
 
 .PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
-.PHONY: soak-ceilings bench
+.PHONY: redis soak-ceilings bench
+.PHONY: peers
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
@@ -66,7 +70,7 @@ $(foreach sdk,$(covered),$(eval coverage_$(sdk) := -m coverage run))
 $(SDKS:%=test-%): test-%: .venvs/mcp-%/ready .venvs/mcp-$$(other_$$*)/ready
 	@$(call show_sdk,.venvs/mcp-$*)
 	MCP_RESUMABLE_OTHER_PYTHON=$(CURDIR)/.venvs/mcp-$(other_$*)/bin/python COVERAGE_FILE=.coverage.mcp-$* \
-		SOAK_SECONDS=2 .venvs/mcp-$*/bin/python $(coverage_$*) -m pytest $(PYTEST)
+		ONLY_WHAT_DEPENDS_ON_THE_SDK=$(if $(filter 2,$*),,1) SOAK_SECONDS=2 .venvs/mcp-$*/bin/python $(coverage_$*) -m pytest $(PYTEST)
 
 matrix: $(SDKS:%=test-%)
 	$(MAKE) coverage
@@ -107,6 +111,8 @@ $(SDKS:%=wheel-%): wheel-%:
 	.venvs/wheel-$*/bin/python -m pip install --quiet dist/*.whl '$(requirement_$*)'
 	@$(call show_sdk,.venvs/wheel-$*)
 	.venvs/wheel-$*/bin/python -I tests/readme.py README.md
+	.venvs/wheel-$*/bin/python -m pip install --quiet 'pytest>=8'
+	.venvs/wheel-$*/bin/python -I tests/stranger.py
 
 conformance: .venvs/conformance/ready .venvs/mcp-1/ready .venvs/mcp-2/ready
 	.venvs/mcp-1/bin/python tests/conformance/run.py .venvs/conformance
@@ -119,8 +125,16 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 	.venvs/fastmcp-3/bin/python -m pytest tests/frameworks $(PYTEST)
 	.venvs/fastmcp-4/bin/python -m pytest tests/frameworks $(PYTEST)
 
+# node and npm are only needed for one of the servers; without them it is left out, loudly.
+peers: .venvs/mcp-1/ready .venvs/mcp-2/ready .venvs/peers/ready $(if $(shell command -v npm),.venvs/peers-node/ready)
+	MCP_RESUMABLE_PEERS=$(CURDIR)/.venvs .venvs/mcp-2/bin/python -m pytest tests/peers $(PYTEST)
+
+redis: .venvs/mcp-2/ready .venvs/redis/redis-server
+	REDIS_SERVER=$(CURDIR)/.venvs/redis/redis-server .venvs/mcp-2/bin/python -m pytest tests/redis $(PYTEST)
+
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
+	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m pytest --capture=no tests/redis/test_processes.py
 
 soak-ceilings: .venvs/bench/ready
 	.venvs/bench/bin/python -m benchmarks.ceilings --seconds $(SECONDS)
@@ -130,17 +144,17 @@ bench: .venvs/bench/ready
 
 .venvs/mcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test '$(requirement_$*)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test '$(requirement_$*)'
 	touch $@
 
 .venvs/check/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test --group check '$(requirement_2)'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test --group check '$(requirement_2)'
 	touch $@
 
 .venvs/fastmcp-%/ready: pyproject.toml
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis]' --group test 'fastmcp==$*.*'
+	$(@D)/bin/python -m pip install --quiet --editable '.[testing,demo,redis,cli]' --group test 'fastmcp==$*.*'
 	touch $@
 
 .venvs/bench/ready: pyproject.toml
@@ -148,7 +162,28 @@ bench: .venvs/bench/ready
 	$(@D)/bin/python -m pip install --quiet --editable '.[bench,redis]'
 	touch $@
 
+# Unpacked instead of installed: the program is in redis-tools, the libraries are those it needs beside the common ones.
+.venvs/redis/redis-server:
+	rm -rf $(@D) && mkdir -p $(@D)
+	cd $(@D) && apt-get download redis-server redis-tools libatomic1 libjemalloc2 liblzf1
+	cd $(@D) && for package in *.deb; do dpkg -x "$$package" root; done
+	printf '#!/bin/sh\nLD_LIBRARY_PATH="%s" exec "%s" "$$@"\n' \
+		"$$(echo "$(CURDIR)/$(@D)"/root/usr/lib/*-linux-gnu)" "$(CURDIR)/$(@D)/root/usr/bin/redis-server" >$@.made
+	chmod +x $@.made
+	$@.made --version
+	mv $@.made $@
+
 .venvs/conformance/ready: tests/conformance/package.json tests/conformance/package-lock.json
+	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
+	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
+	touch $@
+
+.venvs/peers/ready: tests/peers/programs/requirements.txt
+	$(call new_environment,$(@D))
+	$(@D)/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+.venvs/peers-node/ready: $(addprefix tests/peers/programs/,package.json package-lock.json typescript_sdk.mjs)
 	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@

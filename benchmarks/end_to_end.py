@@ -25,7 +25,7 @@ _PING_PAUSE_SECONDS = 0.01
 
 async def run(options: Options) -> AsyncIterator[Figure]:
     """Measure; the figures of one kind follow one another."""
-    rounds = options.rounds(7)
+    rounds = options.rounds(5)
     names = [NO_STORE, *(kind.name for kind in STORES)]
     async with AsyncExitStack() as resources:
         servers = {name: _Server(name, options.valkey_url, resources) for name in names}

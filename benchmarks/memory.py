@@ -33,7 +33,8 @@ _SKIPPED = "skipped: "
 
 async def run(options: Options) -> AsyncIterator[Figure]:
     """Measure; the figures of one kind follow one another."""
-    rounds = options.rounds(3)
+    # It does not depend on what else the machine does; a second round shows that.
+    rounds = options.rounds(2)
     for text_bytes, count in ((SMALL_BYTES, _SMALL_EVENTS), (LARGE_BYTES, _LARGE_EVENTS)):
         count = count // 10 if options.quick else count
         # Slow stores get fewer: those that hold all outside of the process are exact with any number.

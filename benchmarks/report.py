@@ -115,8 +115,8 @@ def write_chart(path: Path, figures: Sequence[Figure]) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
-    # The same figures draw the same file.
-    mpl.rcParams["svg.hashsalt"] = "mcp_resumable"
+    # Text as text; and the same figures draw the same file.
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "mcp_resumable"})
     from matplotlib import pyplot
 
     panels = [(is_more_better, rows) for part, what, is_more_better in _CHARTED if (rows := _rows(figures, part, what))]
@@ -135,12 +135,13 @@ def write_chart(path: Path, figures: Sequence[Figure]) -> None:
         axis.invert_yaxis()
         if max(values) > 20 * min(values):
             axis.set_xscale("log")
+            axis.minorticks_off()
         axis.margins(x=0.15)
         axis.tick_params(labelsize=8)
         better = "more" if is_more_better else "less"
         axis.set_title(f"{rows[0].part}: {rows[0].what}\n{rows[0].unit}, {better} is better", fontsize=9, loc="left")
     drawing.savefig(path, metadata={"Date": None})
-    # One newline at each end of line, none at the end of the others: what editors and linters expect of a text file.
+    # Without the spaces that matplotlib leaves at the ends of lines.
     path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
 
 

@@ -28,6 +28,7 @@ from mcp_resumable.errors import (
 )
 from mcp_resumable.http import ResumptionLayer
 from mcp_resumable.memory import MemoryStorage
+from mcp_resumable.rejection import RejectionData, rejection_of
 from mcp_resumable.storage import Retention, Storage
 from mcp_resumable.store import ResumableEventStore
 
@@ -44,6 +45,7 @@ __all__ = [
     "InvalidEventIdError",
     "MalformedEventIdError",
     "MemoryStorage",
+    "RejectionData",
     "ReplayGapError",
     "ResetRequiredError",
     "ResumableEventStore",
@@ -56,4 +58,5 @@ __all__ = [
     "StreamCompletedError",
     "StreamSupersededError",
     "UnrecognizedGenerationError",
+    "rejection_of",
 ]

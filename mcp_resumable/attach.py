@@ -4,8 +4,8 @@ Once for the process, two methods of the SDK are wrapped.
 
 `StreamableHTTPSessionManager.__init__`: a manager that is given a `ResumableEventStore` gets a `ResumptionLayer` around
 its `asgi_app`, its innermost entry, and hands the store itself to its sessions. A probe through the manager's own
-`handle_request` shows that requests do pass the layer; if they do not, building the manager fails. Managers with other
-stores, or none, are left alone.
+`handle_request` shows that requests do pass the layer; if they do not, building the manager fails. When its `run` has
+ended, the store is told. Managers with other stores, or none, are left alone.
 
 `StreamableHTTPServerTransport.close_sse_stream`, which a tool calls to make its client poll: it closes the connection
 of the SDK's own live path; here it also closes one that is served from the store.
@@ -16,6 +16,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from mcp.server.streamable_http import StreamableHTTPServerTransport
@@ -99,6 +101,26 @@ def place(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> 
         transport_for=functools.partial(_transport_for, manager, store),
     )
     _set_entry(manager, layer)
+    _announce_end(manager, store, layer)
+
+
+def _announce_end(manager: StreamableHTTPSessionManager, store: ResumableEventStore, layer: ResumptionLayer) -> None:
+    """Let the store know when `manager` ends, and when it has: uvicorn then ends the process, by the signal itself."""
+    run = manager.run
+
+    @asynccontextmanager
+    async def run_and_announce_end() -> AsyncGenerator[None]:
+        try:
+            async with run():
+                try:
+                    yield
+                finally:
+                    store.server_ends(layer)
+        finally:
+            await store.server_is_over()
+
+    # mypy and pyright rightly object to an assignment to a method.
+    setattr(manager, "run", run_and_announce_end)  # noqa: B010
 
 
 def _transport_for(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -166,7 +167,7 @@ class Reader:
                 self.writer.note_evicted(binding)
                 continue
             if binding.status == "visiting":
-                binding.generation = snapshot.generation
+                binding.follow(snapshot.generation)
             if snapshot.claimed == "current" and isinstance(snapshot.stream, Retained):
                 seq = max(binding.carried_seq, snapshot.stream.replay_floor, snapshot.stream.last_hole)
                 if seq > binding.carried_seq:
@@ -180,7 +181,7 @@ class Reader:
         if self._shared is not None and binding.status == "live":
             found = await self._shared.find_owner(known(binding.session_id))
             if found is not None and found.generation == binding.generation:
-                binding.written(found.carried_seq)
+                binding.written(found.generation, found.carried_seq)
 
     async def _refuse_in_stream(
         self,
@@ -229,7 +230,7 @@ class Reader:
         """
         tail = _Tail(cursor, gate.connection, send)
         if cursor.stream == STANDALONE:
-            tail.connection.on_written = binding.written
+            tail.connection.on_written = partial(binding.written, tail.generation)
         # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
         self.ledger.take_overs += binding.take_over(cursor.stream, tail.connection)
         announcement = None
@@ -341,9 +342,8 @@ class Reader:
         # A session that nobody has said to serve is being opened, or is not one of a store at all.
         if found is None or not found.worker or found.credential != digest_of(binding.credential):
             raise SessionNotFoundError(event_id)
-        if found.generation != binding.generation:
-            binding.carried_seq = binding.noted_seq = 0
-        binding.owner, binding.generation, binding.is_orphaned = found.worker, found.generation, not found.is_alive
+        binding.follow(found.generation)
+        binding.owner, binding.is_orphaned = found.worker, not found.is_alive
 
     async def _is_orphaned(self, binding: SessionBinding) -> bool:
         """Tell whether nobody will answer a session's open calls.
@@ -361,8 +361,8 @@ class Reader:
 
     async def _note_carried(self, binding: SessionBinding, tail: _Tail) -> None:
         """Let the owner of a visited session know what was written of its standalone stream."""
-        seq = binding.carried_seq
-        if binding.status == "visiting" and tail.stream == STANDALONE and seq > binding.noted_seq:
+        seq, is_current = binding.carried_seq, tail.generation == binding.generation
+        if binding.status == "visiting" and tail.stream == STANDALONE and is_current and seq > binding.noted_seq:
             try:
                 await known(self._shared).note_carried(known(binding.session_id), tail.generation, seq)
                 binding.noted_seq = seq

@@ -6,7 +6,8 @@ several shards.
 
 Appends, reads and snapshots that are asked for at the same time travel together, in one call. An append carries a
 token: one that was stored while its acknowledgement was lost is recognized when it is sent again, so each event is
-stored once; one that arrives after it was given up is refused. A claim is known by its nonce in the same way.
+stored once; one that arrives after it was given up is refused. So it is with the opening of a stream; a claim is known
+by its nonce.
 
 Nobody polls. One connection listens for all readers of this process (a doorbell: what it says is only that it is worth
 while to read), one task looks after the lease, after readers whose doorbell was missed, and after the server: once that
@@ -22,6 +23,7 @@ owner is dead is dropped when it is idle, also where a request is unanswered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
@@ -44,7 +46,7 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import ConnectionError as RedisConnectionError
-    from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, RedisError
+    from redis.exceptions import MasterDownError, NoPermissionError, NoScriptError, ReadOnlyError, RedisError
 except ImportError as exc:
     raise ImportError("mcp_resumable.redis needs redis-py: pip install 'mcp_resumable[redis]'") from exc
 
@@ -80,19 +82,21 @@ _MAX_REMEMBERED_GENERATIONS = 1_000
 # Of a call: bounds how long the server is busy with one script, a few milliseconds.
 _MAX_CALL_ITEMS = 128
 _MAX_CALL_BYTES = 1024 * 1024
-# One call under way while the next is filled; a third only delays both (measured with 16 sessions).
-_MAX_CALLS_UNDER_WAY = 2
 
 # The bytes of a place before its event: its number, and "=".
 _PLACE_OVERHEAD = 7
 
 _PULSE_SECONDS = 0.5
+# How long the end of a process may wait for the server.
+_RETIRE_SECONDS = 1.0
 # How long the doorbell is quiet before channels that nobody waits for are given up.
 _LISTEN_SECONDS = 5.0
-# A reader whose doorbell was missed reads again within this time.
-_SWEEP_PULSES = 10
-# Sessions whose keys are kept in one pulse.
+# A reader reads again within so many pulses, should its doorbell have been missed: half a minute. Ten thousand idle
+# readers cost a few percent of a CPU that way. A connection that breaks is noticed by itself.
+_SWEEP_PULSES = 60
+# Sessions whose keys are kept in one pulse, at least; and in one call, at most.
 _KEPT_SESSIONS = 64
+_MAX_KEPT_SESSIONS = 256
 
 
 class RedisUnavailableError(RedisConnectionError):
@@ -156,14 +160,18 @@ class RedisStorage(SharedStorage):
         # Sessions of this worker, the one whose keys were kept longest ago first.
         self._owned: dict[str, None] = {}
         self._owners: dict[str, bool] = {}
+        self._lenient_until = 0.0
         self._lease = f"{self._key_prefix}w:{self.worker_id}"
         self._notices = self._lease.encode()
         self._doorbell = _Doorbell(self._key_prefix)
         self._pubsub: PubSub | None = None
         self._failure: Exception | None = None
+        # Whether the server is still the one that answered before, as far as its connections tell.
+        self._is_same_server = True
         self._charged_bytes: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._announcements: set[asyncio.Task[None]] = set()
+        self._is_leased = False
         self._is_closed = False
         self._token_prefix = secrets.token_bytes(8)
         self._token_number = 0
@@ -178,7 +186,9 @@ class RedisStorage(SharedStorage):
         tasks, self._tasks = [*self._tasks, *self._announcements], []
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # A call that is under way ends by itself; cancelled, it might leave its connection open.
+        calls = [lane.under_way for lane in (self._appends, self._reads, self._snapshots) if lane.under_way is not None]
+        await asyncio.gather(*tasks, *calls, return_exceptions=True)
         self._doorbell.ring_all()
         if self._is_own_client:
             await self._client.aclose()
@@ -197,8 +207,9 @@ class RedisStorage(SharedStorage):
         self, session_id: str, generation: Generation, request_id: str, origin: tuple[int, int] | None
     ) -> StreamId:
         ending = str(StreamId.of_request(0, request_id))[1:]
+        place = origin or ("", "")
         opened = await self.call(
-            "open_stream", _bytes(session_id), str(generation), _bytes(request_id), ending, *(origin or ("", ""))
+            "open_stream", _bytes(session_id), str(generation), _bytes(request_id), ending, self._new_token(), *place
         )
         if not isinstance(opened[0], int):
             raise AppendRefusedError(_generation(opened[0]))
@@ -213,11 +224,9 @@ class RedisStorage(SharedStorage):
         events: Sequence[bytes | None],
         is_terminal: bool,
     ) -> int:
-        self._token_number += 1
-        token = self._token_prefix + self._token_number.to_bytes(6, "big")
         name = str(stream)
         places = [b"" if event is None else b"=" + event for event in events]
-        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + token + _bytes(session_id)
+        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + self._new_token() + _bytes(session_id)
         seq = await self._appends.ask(
             (head, *places),
             sum(map(len, places)),
@@ -260,9 +269,14 @@ class RedisStorage(SharedStorage):
         answer = await self._reads.ask((_bytes(session_id), str(generation), name, after_seq, limit), 0)
         if not answer:
             return None
-        is_terminal, places = cast("tuple[int, list[bytes]]", answer)
-        if channel is not None and not places:
-            channel.read_dry[name] = (after_seq, changes)
+        is_terminal, places, number = cast("tuple[int, list[bytes], int]", answer)
+        if channel is not None:
+            if not places:
+                channel.read_dry[name] = (after_seq, changes)
+            if number > channel.consumers.get(name, 0):
+                # Told by the doorbell too, but not to who did not listen yet.
+                channel.consumers[name] = number
+                self._tell_taken_over(session_id, name, number)
         events = [place[_PLACE_OVERHEAD:] if len(place) >= _PLACE_OVERHEAD else None for place in places]
         return Batch(events, bool(is_terminal))
 
@@ -295,6 +309,7 @@ class RedisStorage(SharedStorage):
             if not any(other.name == name for other in channel.waiters):
                 channel.marks.pop(name, None)
                 channel.read_dry.pop(name, None)
+                channel.consumers.pop(name, None)
 
     async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
         ended = await self.call("end_session", _bytes(session_id), str(generation or ""))
@@ -320,13 +335,21 @@ class RedisStorage(SharedStorage):
 
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:
         """See `SharedStorage`."""
-        self._start()
-        if not self._owned:
-            await self._renew_lease()
-        is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, credential)
+        self._is_leased = True
+        lease = int(self.lease_seconds * 1000)
+        is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, lease, credential)
         if is_current[0]:
             self._owned[session_id] = None
         return bool(is_current[0])
+
+    async def retire(self) -> None:
+        """See `SharedStorage`."""
+        is_leased, self._is_leased = self._is_leased, False
+        self._owned.clear()
+        if is_leased and self._failure is None:
+            # Where it fails, the lease runs out by itself.
+            with anyio.move_on_after(_RETIRE_SECONDS, shield=True), contextlib.suppress(RedisError, OSError):
+                await self._client.delete(self._lease)
 
     async def find_owner(self, session_id: str) -> Ownership | None:
         """See `SharedStorage`."""
@@ -334,12 +357,14 @@ class RedisStorage(SharedStorage):
         if not answer:
             return None
         generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
-        self._owners[worker.decode()] = bool(is_alive)
+        is_alive = bool(is_alive or (worker and not is_abandoned and self._is_lenient()))
+        if not is_abandoned:  # That says nothing of its worker's other sessions.
+            self._saw_owner(worker.decode(), is_alive=is_alive)
         return Ownership(
             generation=cast(Generation, _generation(generation)),
             worker=worker.decode(),
             credential=credential.decode(),
-            is_alive=bool(is_alive),
+            is_alive=is_alive,
             is_forked=bool(is_forked),
             is_abandoned=bool(is_abandoned),
             carried_seq=carried_seq,
@@ -351,10 +376,12 @@ class RedisStorage(SharedStorage):
 
     def is_seen_alive(self, worker_id: str) -> bool:
         """See `SharedStorage`."""
-        return worker_id == self.worker_id or self._owners.setdefault(worker_id, True)
+        return worker_id == self.worker_id or self._is_lenient() or self._owners.setdefault(worker_id, True)
 
     async def abandon_session(self, session_id: str) -> bool:
         """See `SharedStorage`."""
+        if self._is_lenient():
+            return False
         return bool((await self.call("abandon", _bytes(session_id)))[0])
 
     def take_over(
@@ -380,6 +407,11 @@ class RedisStorage(SharedStorage):
 
     # Calls.
 
+    def _new_token(self) -> bytes:
+        """Return what tells a request of this instance from any other, and the later of two."""
+        self._token_number += 1
+        return self._token_prefix + self._token_number.to_bytes(6, "big")
+
     async def call(self, script: str, *arguments: bytes | str | int) -> list[Any]:
         """Run a script and return what it answers; the evicted events are counted."""
         self._start()
@@ -400,7 +432,7 @@ class RedisStorage(SharedStorage):
                 answer = await self._scripts.run(self._client, script, (offset, *arguments))
             except RedisConnectionError:
                 # A connection that the server has closed meanwhile. Each script may be run twice: an append knows its
-                # token and a claim its nonce, and a second stream only takes the next number.
+                # token, as a stream does, and a claim its nonce.
                 answer = await self._scripts.run(self._client, script, (offset, *arguments))
         self.evicted_events += answer[0]
         return answer[1:]
@@ -422,11 +454,12 @@ class RedisStorage(SharedStorage):
         return self._charged_bytes
 
     async def _note_failure(self, exc: Exception) -> None:
-        """Let operations fail at once until the server answers again."""
+        """Let operations fail at once until the server answers again, or another one in its place."""
+        self._is_same_server = False
         if self._failure is None:
             self._failure = exc
             logger.error("Redis has failed; events go out live, and resumes are answered 503: %s", _text(exc))
-        if isinstance(exc, ReadOnlyError) and isinstance(self._client, Redis):
+        if isinstance(exc, ReadOnlyError | MasterDownError) and isinstance(self._client, Redis):
             # Demoted: the name of the server may mean another one by now.
             await self._client.connection_pool.disconnect()
 
@@ -441,13 +474,20 @@ class RedisStorage(SharedStorage):
     async def _pulse(self) -> None:
         """Look after the lease, readers, owners, and a server that has failed."""
         pulses, next_lease = 0, 0.0
+        has_recovered = False
         try:
             while True:
                 await asyncio.sleep(_PULSE_SECONDS)
                 pulses += 1
                 self._doorbell.ring_share(pulses % _SWEEP_PULSES, _SWEEP_PULSES)
+                for worker in self._workers:
+                    await worker.on_pulse()
+                if has_recovered:
+                    # Again: whoever failed in the last moment had not noted its loss yet.
+                    has_recovered = False
+                    await self._tell_recovered()
                 now = asyncio.get_running_loop().time()
-                if self._failure is None and now < next_lease:
+                if self._failure is None and self._is_same_server and now < next_lease:
                     continue
                 next_lease = now + self.lease_seconds / 4
                 try:
@@ -459,50 +499,58 @@ class RedisStorage(SharedStorage):
                     continue
                 if self._failure is not None:
                     self._failure = None
+                    self._lenient_until = now + self.lease_seconds / 2
                     logger.warning("Redis answers again")
                     self._doorbell.ring_all()
-                    for worker in self._workers:
-                        await worker.on_recovered()
+                    has_recovered = True
+                    await self._tell_recovered()
         finally:
-            with anyio.move_on_after(1, shield=True):
-                await self._give_lease_back()
+            await self.retire()
+
+    async def _tell_recovered(self) -> None:
+        for worker in self._workers:
+            await worker.on_recovered()
 
     async def _renew_lease(self) -> None:
         """Say that this worker lives, and keep its sessions' keys from expiring."""
-        # Each session's turn comes well within `idle_seconds`, half of what its keys live.
+        # Each session's turn comes well within `idle_seconds`, half of what its keys live; on another server, at once.
         share = -(-len(self._owned) * self.lease_seconds // (2 * self.retention.idle_seconds))
-        kept = list(islice(self._owned, max(int(share), _KEPT_SESSIONS)))
+        count = max(int(share), _KEPT_SESSIONS) if self._is_same_server else len(self._owned)
+        self._is_same_server = self._is_leased = True
+        kept = list(islice(self._owned, count))
         for session_id in kept:
             del self._owned[session_id]
             self._owned[session_id] = None
-        self._charged_bytes, *unknown = await self._run(
-            "keep", (self.worker_id, int(self.lease_seconds * 1000), *map(_bytes, kept))
-        )
-        for session_id in map(_text_of, unknown):
-            # Mostly known here already; a notice that was missed is made good.
-            self._owned.pop(session_id, None)
-            for worker in self._workers:
-                await worker.on_moved(session_id, is_ended=False)
+        for start in range(0, max(len(kept), 1), _MAX_KEPT_SESSIONS):
+            some = map(_bytes, kept[start : start + _MAX_KEPT_SESSIONS])
+            self._charged_bytes, *unknown = await self._run(
+                "keep", (self.worker_id, int(self.lease_seconds * 1000), *some)
+            )
+            for session_id in map(_text_of, unknown):
+                # Mostly known here already; a notice that was missed is made good.
+                self._owned.pop(session_id, None)
+                for worker in self._workers:
+                    await worker.on_moved(session_id, is_ended=False)
 
-    async def _give_lease_back(self) -> None:
-        if self._owned and self._failure is None:
-            try:
-                await self._client.delete(self._lease)
-            except (RedisError, OSError):
-                return  # It runs out by itself.
+    def _is_lenient(self) -> bool:
+        """Tell whether leases may have run out because the server was away: each worker renews its own when it can."""
+        return asyncio.get_running_loop().time() < self._lenient_until
 
     async def _look_at_owners(self) -> None:
         watched = list(self._owners)
         for worker_id in watched:
             with anyio.fail_after(self._timeout_seconds):
                 is_alive = bool(await self._client.exists(f"{self._key_prefix}w:{worker_id}"))
-            if is_alive:
-                self._owners[worker_id] = True
-            elif self._owners[worker_id]:
-                self._owners[worker_id] = False
-                self._doorbell.ring_all()
+            if is_alive or self._is_lenient() or self._owners[worker_id]:
+                self._saw_owner(worker_id, is_alive=is_alive or self._is_lenient())
             else:
                 del self._owners[worker_id]  # Asked again by whoever still wants to know.
+
+    def _saw_owner(self, worker_id: str, *, is_alive: bool) -> None:
+        was_alive = self._owners.get(worker_id, False)
+        self._owners[worker_id] = is_alive
+        if was_alive and not is_alive:
+            self._doorbell.ring_all()
 
     async def _listen(self) -> None:
         """Pass on what the channels say, over one connection that is made again whenever it breaks."""
@@ -512,13 +560,15 @@ class RedisStorage(SharedStorage):
                 await pubsub.subscribe(self._notices, *self._doorbell.channels)
                 # From here on `_subscribe` adds what readers ask for; what they asked for meanwhile is added now.
                 self._pubsub = pubsub
+                self._is_same_server = False
                 missing = [channel for channel in self._doorbell.channels if channel not in pubsub.channels]
                 if missing:
                     await pubsub.subscribe(*missing)
                 while True:
                     message = await pubsub.get_message(timeout=_LISTEN_SECONDS)
                     if message is not None:
-                        await self._hear(message)
+                        with contextlib.suppress(ValueError):  # Somebody else's nonsense.
+                            await self._hear(message)
                     elif unused := self._doorbell.forget_unused():
                         await pubsub.unsubscribe(*unused)
             except (RedisError, OSError, TimeoutError) as exc:
@@ -554,7 +604,7 @@ class RedisStorage(SharedStorage):
                 channel.ring()
             elif data.startswith(b"+ "):
                 _, number, stream = data.split(b" ")
-                self._tell_taken_over(session_id, stream, number)
+                self._tell_taken_over(session_id, stream.decode(), int(number))
             else:
                 stream, _, seq = data.partition(b" ")
                 self._doorbell.ring(session_id, stream.decode(), int(seq))
@@ -563,14 +613,14 @@ class RedisStorage(SharedStorage):
         kind, number, name, session = data.split(b" ", 3)
         session_id = _text_of(session)
         if kind == b"taken":
-            self._tell_taken_over(session_id, name, number)
+            self._tell_taken_over(session_id, name.decode(), int(number))
         else:
             for worker in self._workers:
                 await worker.on_moved(session_id, is_ended=kind == b"ended")
 
-    def _tell_taken_over(self, session_id: str, name: bytes, number: bytes) -> None:
+    def _tell_taken_over(self, session_id: str, name: str, number: int) -> None:
         for worker in self._workers:
-            worker.on_taken_over(session_id, name.decode(), int(number))
+            worker.on_taken_over(session_id, name, number)
 
 
 @dataclass(eq=False, slots=True)
@@ -591,6 +641,7 @@ class _Channel:
         is_subscribed: The server has said that it will tell.
         changes: Counts what may concern all streams.
         marks: Highest seq heard of each stream that is being read.
+        consumers: Of each stream, the number of the newest consumer that was read.
         read_dry: Of each stream: after which seq a read found nothing, and how many changes were known before it.
     """
 
@@ -598,6 +649,7 @@ class _Channel:
     is_subscribed: bool = False
     changes: int = 0
     marks: dict[str, int] = field(default_factory=dict[str, int])
+    consumers: dict[str, int] = field(default_factory=dict[str, int])
     read_dry: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def is_dry(self, name: str, after_seq: int) -> bool:
@@ -722,54 +774,54 @@ class _Lane:
     """Operations of one kind; those that are asked for while a call is under way travel together in the next.
 
     Those that write to one stream travel one after another: each is known by the token that the stream had last.
+
+    Attributes:
+        under_way: The call that is under way.
     """
 
     def __init__(self, storage: RedisStorage, script: str) -> None:
+        self.under_way: asyncio.Task[None] | None = None
         self._storage = storage
         self._script = script
         self._waiting: deque[_Item] = deque()
-        self._under_way: set[asyncio.Task[None]] = set()
-        self._written: set[tuple[str, str] | None] = set()
         self._is_scheduled = False
 
     async def ask(
         self, arguments: Sequence[bytes | str | int], size: int, *, stream: tuple[str, str] | None = None
     ) -> Any:
         """Return the answer for one operation; `size` is that of its events in bytes, `stream` the one it writes to."""
-        loop = asyncio.get_running_loop()
-        item = _Item(arguments, size, stream, loop.create_future())
+        item = _Item(arguments, size, stream, asyncio.get_running_loop().create_future())
         self._waiting.append(item)
-        self._schedule(loop)
+        self._schedule()
         return await item.answer
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._is_scheduled and len(self._under_way) < _MAX_CALLS_UNDER_WAY:
+    def _schedule(self) -> None:
+        if not self._is_scheduled and self.under_way is None:
             self._is_scheduled = True
             # Not at once: the other tasks of this turn of the loop may ask for something too.
-            loop.call_soon(self._send)
+            asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
         self._is_scheduled = False
         items: list[_Item] = []
         kept_back: list[_Item] = []
+        written: set[tuple[str, str]] = set()
         size = 0
         while self._waiting and len(items) < _MAX_CALL_ITEMS and size < _MAX_CALL_BYTES:
             item = self._waiting.popleft()
             if item.answer.done():
                 continue  # Given up before it was sent.
-            if item.stream in self._written:
-                kept_back.append(item)
-                continue
             if item.stream is not None:
-                self._written.add(item.stream)
+                if item.stream in written:
+                    kept_back.append(item)
+                    continue
+                written.add(item.stream)
             items.append(item)
             size += item.size
         self._waiting.extendleft(reversed(kept_back))
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
-            task = _in_a_context_of_its_own(self._deliver(items))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            self.under_way = _in_a_context_of_its_own(self._deliver(items))
 
     async def _deliver(self, items: list[_Item]) -> None:
         try:
@@ -783,10 +835,9 @@ class _Lane:
                 if not item.answer.done():
                     item.answer.set_result(answer)
         finally:
-            self._written.difference_update(item.stream for item in items)
-            self._under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            self.under_way = None
             if self._waiting:
-                self._schedule(asyncio.get_running_loop())
+                self._schedule()
 
 
 def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float) -> Redis | RedisCluster:

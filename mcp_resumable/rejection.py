@@ -1,15 +1,17 @@
-"""How a refusal is spelled in JSON-RPC: the body of a response, an answer in a stream, a marker in a stream."""
+"""How a refusal is spelled in JSON-RPC, and read: a response's body, an answer in a stream, a marker in a stream."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Annotated, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcp_resumable.errors import Outcome, ResumptionError
 
-__all__ = ["REJECTION_CODE", "RejectionData", "answer_text", "body_text", "marker_text"]
+__all__ = ["REJECTION_CODE", "RejectionData", "answer_text", "body_text", "marker_text", "rejection_of"]
 
 REJECTION_CODE = -32010
 """JSON-RPC error code of every refusal. From the range -32000 to -32019 that MCP leaves to implementations; the SDKs
@@ -22,9 +24,14 @@ _INTEGER = re.compile(r"-?[1-9][0-9]{0,17}|0")
 # Above it JavaScript does not tell integers apart (RFC 8259, section 6). No real seq comes near; a claimed one may.
 _MAX_SAFE_INTEGER = 2**53 - 1
 
+# What tells a marker from a server's own notifications.
+_MARKER_LOGGER = "mcp_resumable"
+
+_Count = Annotated[int, Field(ge=0, le=_MAX_SAFE_INTEGER)]
+
 
 class RejectionData(BaseModel):
-    """The `data` of a refusal: what a client can act on.
+    """The `data` of a refusal: what a client can act on. Frozen; its texts are ASCII without control characters.
 
     Attributes:
         reason: Stable name of what is wrong.
@@ -36,13 +43,15 @@ class RejectionData(BaseModel):
         retry_after_seconds: When to try again.
     """
 
-    reason: str
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    reason: Annotated[str, Field(pattern="^[a-z_]{1,64}$")]
     outcome: Outcome
-    generation: str | None = None
-    seq: int | None = None
-    replay_floor: int | None = None
-    high_water_mark: int | None = None
-    retry_after_seconds: int | None = None
+    generation: Annotated[str, Field(pattern="^[0-9]{1,200}-[0-9a-z]{12}$")] | None = None
+    seq: _Count | None = None
+    replay_floor: _Count | None = None
+    high_water_mark: _Count | None = None
+    retry_after_seconds: _Count | None = None
 
     @classmethod
     def of(cls, error: ResumptionError) -> RejectionData:
@@ -51,6 +60,37 @@ class RejectionData(BaseModel):
         if (fields["seq"] or 0) > _MAX_SAFE_INTEGER:
             fields["seq"] = None
         return cls.model_validate(fields)
+
+
+def rejection_of(error: object) -> RejectionData | None:
+    """Return what a server with this package says in `error`, or None where it says nothing of the kind.
+
+    For clients. Never raises, whatever a server has sent: data that is not ours is None.
+
+    Args:
+        error: What a call raised (`McpError` of mcp 1.x, `MCPError` of 2.x); or a parsed JSON-RPC message, such as
+            the body of a refusing response; or the params of a logging notification, which tell that all that came in
+            a stream before is void (`rejection="stream"`).
+    """
+    told = _field(error, "error")
+    if told is None:
+        told = _field(error, "params") or error
+        is_ours = _field(told, "logger") == _MARKER_LOGGER
+    else:
+        is_ours = _field(told, "code") == REJECTION_CODE
+    if not is_ours:
+        return None
+    try:
+        return RejectionData.model_validate(_field(told, "data"))
+    except ValidationError:
+        return None
+
+
+def _field(value: object, name: str) -> object:
+    """Return a field of a JSON object, or an attribute of a model."""
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, object]", value).get(name)
+    return cast(object, getattr(value, name, None))
 
 
 def body_text(error: ResumptionError, request_id: int | str | None = None) -> str:
@@ -77,7 +117,7 @@ def marker_text(error: ResumptionError) -> str:
             "method": "notifications/message",
             "params": {
                 "level": "warning",
-                "logger": "mcp_resumable",
+                "logger": _MARKER_LOGGER,
                 "data": {**_data_of(error), "message": str(error)},
             },
         }

@@ -52,6 +52,9 @@ class Worker(Protocol):
     async def on_recovered(self) -> None:
         """The storage answers again after it failed."""
 
+    async def on_pulse(self) -> None:
+        """Time to do what was left for later; every second or so."""
+
     async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
         """Another worker has moved, given up or ended a session that this one owns."""
 
@@ -83,6 +86,10 @@ class SharedStorage(Storage):
         """
 
     @abstractmethod
+    async def retire(self) -> None:
+        """Say that this worker serves no session any more, unless it is said to serve one again; never raises."""
+
+    @abstractmethod
     async def find_owner(self, session_id: str) -> Ownership | None:
         """Return who serves a session; None where it is unknown or over."""
 
@@ -101,7 +108,7 @@ class SharedStorage(Storage):
         From then on its owner is refused, should it live after all. Streams that are complete stay readable.
 
         Returns:
-            Whether it is given up, or over; False where the owner lives.
+            Whether it is given up, or over; False where the owner lives, or may: after the storage itself has failed.
         """
 
     @abstractmethod

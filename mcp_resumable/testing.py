@@ -1,33 +1,55 @@
 """The contract of `Storage` as tests: run them against your backend, in your own repository.
 
+The whole of a test file, for the storage of `examples/sqlite_storage.py`:
+
+    import sqlite3
     from collections.abc import AsyncIterator
-    from contextlib import asynccontextmanager
+    from contextlib import asynccontextmanager, closing
+    from tempfile import TemporaryDirectory
 
     from mcp_resumable import Retention
     from mcp_resumable.testing import StorageContract, StorageHarness
+    from sqlite_storage import SqliteStorage
 
-    class MyHarness(StorageHarness):
-        def __init__(self, storage: MyStorage) -> None:
-            self._storage = storage
 
-        @property
-        def storage(self) -> MyStorage:
-            return self._storage
+    class SqliteHarness(StorageHarness):
+        def __init__(self, path: str, retention: Retention) -> None:
+            self.path, self.retention, self.now = path, retention, 0.0
+            self.opened: list[SqliteStorage] = []
+            super().__init__(self.open())
+
+        def open(self) -> SqliteStorage:
+            self.opened.append(SqliteStorage(self.path, retention=self.retention, clock=lambda: self.now))
+            return self.opened[-1]
 
         async def lose_metadata(self, session_id: str) -> None:
-            await self._storage.database.execute("DELETE FROM sessions WHERE id = ?", session_id)
+            with closing(sqlite3.connect(self.path, isolation_level=None)) as database:
+                database.execute("DELETE FROM sessions WHERE session_id = ?", [session_id])
 
-    class TestMyStorage(StorageContract):
+        async def open_again(self) -> SqliteStorage:
+            return self.open()
+
+        async def advance(self, seconds: float) -> bool:
+            self.now += seconds
+            return True
+
+
+    class TestSqliteStorage(StorageContract):
         @asynccontextmanager
-        async def harness(self, retention: Retention) -> AsyncIterator[MyHarness]:
-            async with open_test_database() as database:
-                yield MyHarness(MyStorage(database, retention=retention))
+        async def harness(self, retention: Retention) -> AsyncIterator[SqliteHarness]:
+            with TemporaryDirectory() as directory:
+                harness = SqliteHarness(f"{directory}/events.db", retention)
+                yield harness
+                for storage in harness.opened:
+                    await storage.aclose()
 
-The harness knows the backend, so the tests do not. Two of its methods are optional: without `open_again` the tests that
-need a second instance are skipped, without `advance` those that need a clock.
+`python -m pytest` then runs a test for each claim. The harness knows the backend, so the tests do not. Two of its
+methods are optional: without `open_again` the tests that need a second instance are skipped, without `advance` those
+that need a clock.
 
-Needs the extra `testing`. The tests run under anyio's own pytest plugin, which comes with anyio, once for each event
-loop that its `anyio_backend` fixture names. A line in your `conftest.py` makes failures show the values compared:
+Needs pytest; the extra `testing` brings it, and trio. The tests run under the pytest plugin that comes with anyio, once
+for each event loop that its `anyio_backend` fixture names: all that are installed, unless your `conftest.py` says
+otherwise. A line in that file makes failures show the values compared:
 `pytest.register_assert_rewrite("mcp_resumable.testing")`.
 
 What the suite cannot show: that two processes are as safe as two instances in one, and that a write which was
@@ -73,10 +95,19 @@ _ALL = 10_000
 class StorageHarness(ABC):
     """A fresh and empty backend, as the tests see it."""
 
+    def __init__(self, storage: Storage) -> None:
+        """Hold the storage under test.
+
+        Args:
+            storage: What `storage` returns; a subclass that overrides that property need not call this.
+        """
+        # Two underscores: subclasses hold a storage of a narrower type under such names.
+        self.__storage = storage
+
     @property
-    @abstractmethod
     def storage(self) -> Storage:
         """The storage under test; the same one each time."""
+        return self.__storage
 
     @abstractmethod
     async def lose_metadata(self, session_id: str) -> None:
@@ -90,7 +121,7 @@ class StorageHarness(ABC):
     async def open_again(self) -> Storage | None:
         """Return another instance over the same data, as a second worker or a restarted one would have it.
 
-        With the same retention and clock. The harness closes it.
+        With the same retention and clock. The harness closes it. It may be asked for after `storage` was closed.
 
         Returns:
             The instance; None where the backend cannot (everything is in one process).
@@ -540,6 +571,34 @@ class StorageContract(ABC):
                 assert await replace(stream, stream=never).state() == NeverOpened(), never
             assert await stream.state() == Retained(high_water_mark=1)
 
+    async def test_a_claim_of_any_size_gets_an_answer(self) -> None:
+        """The numbers of a cursor are the client's: 200 digits, or what a fixed width takes for a smaller number."""
+        async with self.harness(Retention()) as harness:
+            stream = await _begin(harness.storage)
+            await stream.append(b"a")
+            for number in (2**32 + 1, 2**53 + 1, 2**63, 2**63 + 1, 2**64 + 1, 10**200):
+                assert await replace(stream, stream=StreamId(number, "1")).state() == NeverOpened(), number
+                assert await stream.reason(number) == "future_event_id", number
+                assert await stream.read(number) is None, number
+                guess = Generation(number, stream.generation.nonce)
+                assert await _claimed(harness.storage, "s", guess) == "never", number
+
+    async def test_a_request_id_too_long_for_an_event_id_leads_to_no_other_stream(self) -> None:
+        """Its cursors do not carry it; neither the standalone stream nor one of the same ordinal takes its place."""
+        one, two = "x" * 999, "y" * 999
+        async with self.harness(Retention()) as harness:
+            earlier = await _begin(harness.storage, request_id=one)
+            other = await earlier.beside(two)
+            later = await earlier.beside(one)
+            assert await earlier.state() in (Superseded(), Dropped())
+            assert await _successor(earlier) in (None, Successor(stream=later.stream, origin=(1, 3)))
+            assert await _successor(other) in (None, Successor(stream=other.stream, origin=(1, 2)))
+            assert await _successor(later) in (None, Successor(stream=later.stream, origin=(1, 3)))
+            generation = await _advanced(harness.storage, "s")
+            reopened = await replace(other, generation=generation).beside(two)
+            assert reopened.stream == earlier.stream, "without their request ids the two are spelled alike"
+            assert await _successor(earlier) is None
+
     async def test_a_snapshot_tells_the_exact_state_of_a_stream(self) -> None:
         """Its marks, its last hole and whether it has its answer, after each append."""
         async with self.harness(Retention()) as harness:
@@ -625,6 +684,15 @@ class StorageContract(ABC):
             assert await stream.append(None) == 4
             assert await stream.append(None, None, b"g", is_terminal=True) == 7
             assert await stream.read(0) == Batch([b"a", None, b"c", None, None, None, b"g"], True)
+
+    async def test_an_append_of_thousands_of_events_is_one_step(self) -> None:
+        """What was lost while the backend could not answer comes at once, as holes."""
+        events = [None if seq % 3 else b"%d" % seq for seq in range(9_000)]
+        async with self.harness(Retention()) as harness:
+            stream = await _begin(harness.storage)
+            assert await stream.append(*events) == 9_000
+            assert await stream.append(b"answer", is_terminal=True) == 9_001
+            assert await stream.read(0) == Batch([*events, b"answer"], True)
 
     async def test_bytes_in_are_the_same_bytes_out(self) -> None:
         """A replay is byte-identical; an empty event is not a hole."""
@@ -1023,6 +1091,24 @@ class StorageContract(ABC):
             retained = [(await _description(harness.storage, session_id)).retained_bytes for session_id in ("s", "t")]
             assert 25_000 <= sum(retained) <= 50_000
 
+    async def test_what_is_gone_takes_no_room(self) -> None:
+        """What was superseded, belonged to an earlier generation or has ended does not count towards the ceilings."""
+        tight = Retention(max_bytes=50_000, max_session_bytes=50_000, max_total_bytes=50_000)
+        async with self.harness(tight) as harness:
+
+            async def fill(stream: _Stream) -> None:
+                events = [bytes(1000)] * 40
+                await stream.append(*events)
+                assert (await _check_nothing_is_skipped(stream, events)).replay_floor == 0
+
+            stream = await _begin(harness.storage)
+            await fill(stream)
+            await fill(await stream.beside("1"))
+            await fill(replace(stream.standalone(), generation=await _advanced(harness.storage, "s")))
+            await fill(await _begin(harness.storage))
+            await harness.storage.end_session("s")
+            await fill(await _begin(harness.storage, "t"))
+
     async def test_tiny_events_are_charged_for_more_than_their_text(self) -> None:
         """A flood of them cannot pass the ceiling of the session."""
         async with self.harness(Retention(max_bytes=20_000, max_session_bytes=20_000)) as harness:
@@ -1264,6 +1350,37 @@ class StorageContract(ABC):
                 assert list(batch.events) == [b"a", b"b", b"c"] * (len(batch.events) // 3)
             last = await stream.append(b"d")
             assert await stream.read(last - 1, 1) == Batch([b"d"], False)
+
+    async def test_what_was_stored_survives_a_restart(self) -> None:
+        """Generations, streams, marks, holes and events: the next instance goes on where a closed one stopped."""
+        async with self.harness(Retention(max_events=3)) as harness:
+            past = await harness.storage.open_session("s")
+            running = await _begin(harness.storage)
+            answered = await running.beside("2")
+            superseded = await running.beside("3")
+            restarted = await running.beside("3", origin=(2, 3))
+            await running.append(b"a", b"b", None, b"d")
+            await answered.append(b"answer", is_terminal=True)
+            ended = await _begin(harness.storage, "t")
+            await harness.storage.end_session("t")
+            description = await _description(harness.storage, "s")
+            await harness.storage.aclose()
+            again = await _second(harness)
+            running, answered, superseded, restarted, ended = (
+                replace(stream, storage=again) for stream in (running, answered, superseded, restarted, ended)
+            )
+            assert await _description(again, "s") == description
+            assert await _claimed(again, "s", past) == "earlier"
+            assert await running.state() == Retained(high_water_mark=4, replay_floor=1, last_hole=3)
+            assert await running.read(1) == Batch([b"b", None, b"d"], False)
+            assert await answered.read(0) == Batch([b"answer"], True)
+            assert await superseded.state() == Superseded()
+            assert await _successor(superseded) == Successor(stream=restarted.stream, origin=(2, 3))
+            await _check_unknown(ended)
+            assert await running.append(b"e") == 5
+            assert (await running.beside("4")).stream == StreamId(5, "4")
+            assert (await _advanced(again, "s")).counter > running.generation.counter
+            assert (await again.open_session("t")).counter > ended.generation.counter
 
     async def test_closing_twice_does_nothing(self) -> None:
         """`aclose` is idempotent."""

@@ -23,6 +23,9 @@ from mcp_resumable.storage import AppendRefusedError, Storage
 
 __all__ = ["Writer", "known"]
 
+# A row of holes says no more than one of them: so many are told at most, however long the storage was away.
+_MAX_HOLES = 100
+
 # What a generation gives to the first request's stream.
 _FIRST_ORDINAL = 1
 
@@ -110,7 +113,7 @@ class Writer:
     def router_is_over(self, binding: SessionBinding) -> None:
         """Note that the SDK's router has ended, and with it the session, however that came about."""
         if binding.status != "ended":
-            if binding.session_id is not None and binding.generation is not None:
+            if binding.session_id is not None and binding.generation is not None and not binding.outlives_server:
                 # With the generation: a session that another writer has claimed since is no longer ours to end.
                 self.over.append((binding.session_id, binding.generation if binding.is_generation_sure else None))
             binding.end()
@@ -132,7 +135,7 @@ class Writer:
                         known(binding.session_id),
                         known(binding.generation),
                         known(call.stream),
-                        (None,) * lost,
+                        (None,) * min(lost, _MAX_HOLES),
                         is_terminal=call.is_answer_lost,
                     )
                 except AppendRefusedError as refusal:
@@ -218,7 +221,7 @@ class Writer:
                         known(binding.session_id),
                         known(binding.generation),
                         known(call.stream),
-                        (*(None for _ in range(call.lost)), event),
+                        (*(None for _ in range(min(call.lost, _MAX_HOLES))), event),
                         is_terminal=is_answer,
                     )
                     break
@@ -361,13 +364,21 @@ class Writer:
         """Go on in a session's current generation, if it was begun elsewhere and is still this worker's to write."""
         if self.shared is None:
             return False
-        found = await self.shared.find_owner(known(binding.session_id))
+        session_id = known(binding.session_id)
+        found = await self.shared.find_owner(session_id)
         if found is None or found.worker != self.shared.worker_id or found.generation == binding.generation:
             return False
+        generation, is_lost = found.generation, found.is_forked
+        if generation.counter <= known(binding.generation).counter:
+            # The storage is one that has not seen the later ones, and this one may have been ours: its cursors are out.
+            next_one = await self.storage.advance_generation(session_id)
+            if next_one is None:
+                return False
+            generation, is_lost = next_one, True
         for call in binding.calls.values():
             # After a fork, nobody knows what is left of what it has sent so far; otherwise it is void.
-            call.lost = 1 if found.is_forked and call.stream is not None else 0
-        await self._move_to(binding, found.generation)
+            call.lost = 1 if is_lost and call.stream is not None else 0
+        await self._move_to(binding, generation)
         return True
 
     async def _is_abandoned(self, binding: SessionBinding) -> bool:

@@ -138,10 +138,7 @@ class NaiveStorage(Storage):
             return None
         if cursor is None:
             return Snapshot(generation=current, claimed="never", stream=NeverOpened())
-        successor: Successor | None = None
-        for row in self._streams(session_id, current):
-            if row.is_kept and row.request_id == cursor.stream.request_id:
-                successor = Successor(stream=row.stream, origin=row.origin)
+        successor = self._successor(session_id, current, cursor.stream)
         if cursor.generation != current:
             is_earlier = cursor.generation in self.database.issued.get(session_id, [])
             return Snapshot(
@@ -213,6 +210,17 @@ class NaiveStorage(Storage):
 
     def _floor(self, row: StreamRow) -> int:
         return min((each.seq for each in self._events(row)), default=row.high_water_mark + 1) - 1
+
+    def _successor(self, session_id: str, current: Generation, claimed: StreamId) -> Successor | None:
+        if claimed.request_id is None and claimed != STANDALONE:
+            return None
+        return self._newest(session_id, current, claimed.request_id)
+
+    def _newest(self, session_id: str, current: Generation, request_id: str | None) -> Successor | None:
+        for row in self._streams(session_id, current):
+            if row.is_kept and row.request_id == request_id:
+                return Successor(stream=row.stream, origin=row.origin)
+        return None
 
     def _state(self, session_id: str, cursor: EventCursor) -> StreamState:
         for row in self._streams(session_id, cursor.generation):
@@ -483,6 +491,65 @@ class ForgetsWhatItOpened(NaiveStorage):
         return NeverOpened() if isinstance(state, Dropped) else state
 
 
+class TakesTheStandaloneStreamForAnother(NaiveStorage):
+    """Finds the successor by the request id of the cursor, also where that is none."""
+
+    def _successor(self, session_id: str, current: Generation, claimed: StreamId) -> Successor | None:
+        return self._newest(session_id, current, claimed.request_id)
+
+
+class TakesAnOrdinalForARequest(NaiveStorage):
+    """Finds the successor by the ordinal, where the cursor has no request id."""
+
+    def _successor(self, session_id: str, current: Generation, claimed: StreamId) -> Successor | None:
+        if claimed.request_id is not None:
+            return super()._successor(session_id, current, claimed)
+        row = self._kept(session_id, current, claimed)
+        return None if row is None else Successor(stream=row.stream, origin=row.origin)
+
+
+class KeepsNumbersIn64Bits(NaiveStorage):
+    """Takes a larger ordinal for what is left of it."""
+
+    def _state(self, session_id: str, cursor: EventCursor) -> StreamState:
+        claimed = StreamId(cursor.stream.ordinal % 2**64, cursor.stream.request_id)
+        return super()._state(session_id, replace(cursor, stream=claimed))
+
+
+class StoresSomeOfAnAppend(NaiveStorage):
+    """Takes as many events at once as its database has parameters."""
+
+    async def _append(
+        self,
+        session_id: str,
+        generation: Generation,
+        stream: StreamId,
+        events: Sequence[bytes | None],
+        is_terminal: bool,
+    ) -> int:
+        return await super()._append(session_id, generation, stream, events[:999], is_terminal)
+
+
+class CountsWhatIsGone(NaiveStorage):
+    """Takes off what it evicts, and forgets to do so for what it removes on another ground."""
+
+    gone_bytes = 0
+
+    def _remove_events_of(self, row: StreamRow) -> None:
+        self.gone_bytes += sum(each.size for each in self._events(row))
+        super()._remove_events_of(row)
+
+    def _charge(self, session_ids: set[str]) -> int:
+        return super()._charge(session_ids) + self.gone_bytes
+
+
+class ForgetsWhenItIsClosed(NaiveStorage):
+    """Writes to its database later than it says."""
+
+    async def aclose(self) -> None:
+        self._clear("s")
+
+
 class OneInstanceHarness(NaiveHarness):
     async def open_again(self) -> Storage | None:
         return await StorageHarness.open_again(self)  # the default
@@ -529,6 +596,7 @@ CAUGHT_BY: dict[type[NaiveStorage], set[str]] = {
         "test_counters_increase_over_advancing_ending_and_reopening",
         "test_counters_increase_over_eviction_in_favour_of_other_sessions",
         "test_counters_increase_over_idle_eviction",
+        "test_what_was_stored_survives_a_restart",
     },
     RevivesSessions: {"test_lost_metadata_makes_the_session_unknown"},
     MixesGenerations: {"test_lost_metadata_is_never_mistaken_for_the_session_that_is_opened_next"},
@@ -543,26 +611,31 @@ CAUGHT_BY: dict[type[NaiveStorage], set[str]] = {
         "test_the_newest_event_survives_its_own_append",
         "test_tiny_events_are_charged_for_more_than_their_text",
         "test_what_one_instance_writes_another_reads",
+        "test_what_was_stored_survives_a_restart",
     },
     SkipsASeq: {
         "test_seqs_are_contiguous_from_1",
         # Those that append ten events or more to a stream.
         "test_a_snapshot_and_a_read_during_appends_are_consistent",
         "test_an_answer_that_evicts_everything_else_can_still_be_replayed",
+        "test_an_append_of_thousands_of_events_is_one_step",
         "test_concurrent_appends_keep_each_writers_order",
         "test_max_events_evicts_the_oldest_of_the_stream",
         "test_max_session_bytes_evicts_the_oldest_of_the_session",
         "test_max_total_bytes_evicts_the_oldest_of_the_store",
         "test_tiny_events_are_charged_for_more_than_their_text",
+        "test_what_is_gone_takes_no_room",
     },
     PassesOverHoles: {
         "test_a_read_returns_what_follows_from_any_seq",
         "test_an_append_of_several_events_returns_the_seq_of_the_last",
+        "test_an_append_of_thousands_of_events_is_one_step",
         "test_max_bytes_evicts_the_oldest_of_the_stream",
         "test_max_events_evicts_the_oldest_of_the_stream",
         "test_the_newest_event_survives_its_own_append",
         "test_wait_returns_when_an_event_is_appended",
         "test_what_one_instance_writes_another_reads",
+        "test_what_was_stored_survives_a_restart",
     },
     AcceptsSupersededWriters: {
         "test_a_superseded_writer_is_refused_and_leaves_nothing",
@@ -592,6 +665,12 @@ CAUGHT_BY: dict[type[NaiveStorage], set[str]] = {
         "test_wait_returns_when_the_stream_is_superseded",
         "test_wait_returns_where_nothing_more_can_come",
     },
+    TakesTheStandaloneStreamForAnother: {"test_a_request_id_too_long_for_an_event_id_leads_to_no_other_stream"},
+    TakesAnOrdinalForARequest: {"test_a_request_id_too_long_for_an_event_id_leads_to_no_other_stream"},
+    KeepsNumbersIn64Bits: {"test_a_claim_of_any_size_gets_an_answer"},
+    StoresSomeOfAnAppend: {"test_an_append_of_thousands_of_events_is_one_step"},
+    CountsWhatIsGone: {"test_what_is_gone_takes_no_room"},
+    ForgetsWhenItIsClosed: {"test_what_was_stored_survives_a_restart"},
     ForgetsWhatItOpened: {
         "test_a_request_id_can_be_used_again_after_its_stream_was_dropped",
         "test_completed_seconds_drops_a_completed_stream",
@@ -617,6 +696,7 @@ def test_a_backend_with_one_instance_skips_only_what_needs_two() -> None:
             "test_a_writer_superseded_by_another_instance_is_refused",
             "test_wait_returns_when_another_instance_writes",
             "test_what_one_instance_writes_another_reads",
+            "test_what_was_stored_survives_a_restart",
         ],
         "skipped",
     )

@@ -893,3 +893,29 @@ async def test_plain_get_of_a_session_that_was_evicted_unnoticed_goes_on_in_its_
         assert begin is not None
         assert begin.id is not None
         assert (plain.status, begin.id.partition("-")[0], begin.seq) == (200, "2", 0)
+
+
+async def test_event_written_while_its_generation_moves_skips_nothing_of_the_next() -> None:
+    """The place of the next plain GET was taken from an event of the generation before."""
+    async with held() as (storage, store, host, client):
+        await client.call("notifier")
+        first = client.get()
+        await first.frame()
+        await host.notify(client, "a")
+        await read_steps(first, 1)
+        first.freeze()
+        await host.notify(client, "b")
+        await wait_all_tasks_blocked()
+        trap = storage.hold("claim_generation", "after")
+        async with anyio.create_task_group() as task_group:
+            task_group.start_soon(store.advance_generation, client.session_id)
+            await trap.until_reached()
+            first.thaw()
+            trap.release()
+        await first.until_done()
+        await host.notify(client, "c")
+        second = client.get()
+        begin = await second.frame()
+        assert begin is not None
+        assert begin.seq == 0
+        assert [frame.step for frame in await read_steps(second, 1)] == ["c"]

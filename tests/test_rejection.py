@@ -3,6 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from mcp_resumable.errors import (
     DuplicateRequestIdError,
@@ -18,7 +21,16 @@ from mcp_resumable.errors import (
     StreamSupersededError,
     UnrecognizedGenerationError,
 )
-from mcp_resumable.rejection import REJECTION_CODE, RejectionData, answer_text, body_text, marker_text
+from mcp_resumable.rejection import (
+    REJECTION_CODE,
+    RejectionData,
+    answer_text,
+    body_text,
+    marker_text,
+    rejection_of,
+)
+
+from .sdk_error import log_params, sdk_error
 
 PRESENTED = "2-k3v9q0m4x7ta:5.Nw:47"
 CURRENT = "3-aaaaaaaaaaaa"
@@ -233,3 +245,132 @@ def test_claimed_seq_that_javascript_cannot_read_is_left_out(seq: int, told: int
     assert data.get("seq") == told
     assert ("seq" in data) is (told is not None)
     assert (data["replay_floor"], data["high_water_mark"]) == (3, 9)
+
+
+# Read again.
+
+RESET: dict[str, object] = {"reason": "event_evicted", "outcome": "reset", "generation": CURRENT}
+
+
+@each_error
+def test_what_was_told_is_read_again(error: ResumptionError, data: dict[str, object]) -> None:
+    expected = RejectionData.model_validate(data)
+    assert expected == RejectionData.of(error)
+    assert rejection_of(sdk_error(REJECTION_CODE, data)) == expected
+    for message in (body_text(error), answer_text("7", error), marker_text(error)):
+        assert rejection_of(json.loads(message)) == expected
+    marker = json.loads(marker_text(error))["params"]
+    assert rejection_of(marker) == rejection_of(log_params(marker["logger"], marker["data"])) == expected
+
+
+def test_it_is_typed_and_frozen() -> None:
+    rejection = rejection_of(sdk_error(REJECTION_CODE, {**RESET, "seq": 2, "replay_floor": 5, "high_water_mark": 9}))
+    assert rejection is not None
+    assert (rejection.outcome, rejection.reason, rejection.generation) == ("reset", "event_evicted", CURRENT)
+    assert (rejection.seq, rejection.replay_floor, rejection.high_water_mark) == (2, 5, 9)
+    assert rejection.retry_after_seconds is None
+    with pytest.raises(ValidationError):
+        rejection.outcome = "gone"
+    assert hash(rejection) == hash(rejection.model_copy())
+
+
+def test_what_a_later_server_says_beside_it_is_passed_over() -> None:
+    rejection = rejection_of(sdk_error(REJECTION_CODE, {**RESET, "reason": "another_one", "new": [1]}))
+    assert rejection is not None
+    assert rejection.reason == "another_one"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        sdk_error(-32602, RESET),
+        sdk_error(-32000, RESET),
+        {"error": {"code": "-32010", "data": RESET}},
+        {"error": {"data": RESET}},
+        {"error": RESET},
+        {"error": [REJECTION_CODE, RESET]},
+        {"data": RESET},
+        {"result": RESET},
+        log_params(None, RESET),
+        log_params("another", RESET),
+        {"params": {"logger": ["mcp_resumable"], "data": RESET}},
+        RESET,
+        TimeoutError("no answer"),
+        ValueError(RESET),
+        None,
+        "",
+        b"{}",
+        -32010,
+        [],
+        {},
+    ],
+)
+def test_what_is_not_a_refusal_is_none(error: object) -> None:
+    assert rejection_of(error) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        "reset",
+        [RESET],
+        {},
+        {"reason": "event_evicted"},
+        {"outcome": "reset"},
+        {**RESET, "outcome": "RESET"},
+        {**RESET, "outcome": "resume"},
+        {**RESET, "outcome": ["reset"]},
+        {**RESET, "outcome": None},
+        {**RESET, "reason": 7},
+        {**RESET, "reason": ""},
+        {**RESET, "reason": "x" * 65},
+        {**RESET, "reason": "event evicted"},
+        {**RESET, "reason": "event_evicted\n"},
+        {**RESET, "reason": "\x1b[2J"},
+        {**RESET, "reason": "évicted"},
+        {**RESET, "generation": 3},
+        {**RESET, "generation": ""},
+        {**RESET, "generation": "3-aaaaaaaaaaa\x1b"},
+        {**RESET, "generation": "3-aaaaaaaaaaaa\n"},
+        {**RESET, "generation": f"{'3' * 201}-aaaaaaaaaaaa"},
+        {**RESET, "seq": "2"},
+        {**RESET, "seq": 2.5},
+        {**RESET, "seq": True},
+        {**RESET, "seq": -1},
+        {**RESET, "seq": 2**53},
+        {**RESET, "seq": 10**5_000},
+        {**RESET, "seq": float("nan")},
+        {**RESET, "replay_floor": [5]},
+        {**RESET, "high_water_mark": {"9": 9}},
+        {**RESET, "retry_after_seconds": -1},
+        {**RESET, "retry_after_seconds": float("inf")},
+    ],
+)
+def test_data_that_is_not_ours_is_none(data: object) -> None:
+    assert rejection_of({"error": {"code": REJECTION_CODE, "data": data}}) is None
+    assert rejection_of({"params": {"logger": "mcp_resumable", "data": data}}) is None
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@given(
+    fields=st.dictionaries(
+        st.sampled_from([*RejectionData.model_fields, "message"]),
+        JSON_VALUES | st.sampled_from(["reset", "gone", "event_evicted", CURRENT]),
+    ),
+    around=JSON_VALUES,
+)
+def test_no_data_makes_it_raise(fields: dict[str, object], around: object) -> None:
+    for data in (fields, around):
+        rejection = rejection_of({"error": {"code": REJECTION_CODE, "data": data}})
+        if rejection is not None:
+            assert rejection.model_dump(exclude_unset=True).items() <= fields.items()
+            assert ascii(str(rejection)) == repr(str(rejection))
+    assert rejection_of({"error": around}) is None
+    assert rejection_of(around) is None

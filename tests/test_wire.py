@@ -85,3 +85,26 @@ async def test_a_client_that_stops_reading_is_given_up_when_nobody_waits_for_it(
         await wire.send(START)
     assert stalls == ["stall"]
     assert wire.connection.is_closed
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+async def test_a_middleware_may_bound_its_own_sends(is_waited_for: bool) -> None:
+    """A timer begun after the first step of such a send closed its scope out of turn, which ends the request."""
+    client = Client()
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        with anyio.fail_after(10):
+            await anyio.lowlevel.checkpoint()
+        sent.append(message)
+
+    wire = Wire(client.receive, send, 10.0, lambda: pytest.fail("given up"))
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            if is_waited_for:
+                tasks.start_soon(wire.receive)
+                await anyio.wait_all_tasks_blocked()
+            await wire.send(START)
+            await wire.send(FRAME)
+            tasks.cancel_scope.cancel()
+    assert sent == [START, FRAME]

@@ -1,15 +1,9 @@
--- Appends. ARGV, for each: "<generation> <stream> <1 where the last is the answer> <number of events> <token><session>",
--- and the events. (In one, since each argument costs the worker as much as an append costs the server.)
--- An event is "=" and its text, a hole is empty. A token is 8 bytes that tell the writer, and 6 of a number that rises with
--- each of its appends. The stream's last one again says that this very append was stored already, and its acknowledgement
--- lost; a lower one, that the append was given up, and told as a hole, while it was on its way.
+-- Appends. ARGV, for each: "<generation> <stream> <1 where the last is the answer> <number of events> <token><session>"
+-- (in one, since each argument costs the worker as much as an append costs the server), and the events. An event is "="
+-- and its text, a hole is empty. The token that the stream had last says that this very append was stored already, and
+-- its acknowledgement lost; a lower one, that it was given up, and told as a hole, while it was on its way.
 -- Returns, after the number of evicted events, for each: the seq of its last event; or, where it is refused, the
 -- session's current generation, '' where there is none.
-
-local function is_given_up(token, last)
-  return last ~= '' and string.sub(token, 1, 8) == string.sub(last, 1, 8)
-    and struct.unpack('>I6', token, 9) < struct.unpack('>I6', last, 9)
-end
 
 local function append(at, sid, generation, name, is_answer, count, token)
   local key = session_key(sid)
@@ -22,7 +16,7 @@ local function append(at, sid, generation, name, is_answer, count, token)
   if s.token == token then return s.mark end
   if s.drop_at ~= 0 or is_given_up(token, s.token) then return actual end
 
-  local number = call('HINCRBY', P .. 'totals', 'number', count) - count
+  local number = next_number('number', count) - count
   local places, text, length = {}, 0, 0
   for k = 1, count do
     local event = ARGV[at + k]
@@ -42,6 +36,7 @@ local function append(at, sid, generation, name, is_answer, count, token)
   if length == count then
     call('ZADD', order_key(sid), number + 1, name)
     call('ZADD', P .. 'oldest', 'NX', number + 1, sid)
+    keep_global_key('oldest')
     call('PEXPIRE', s.list, 2 * IDLE)
     call('PEXPIRE', order_key(sid), 2 * IDLE)
   elseif now - tonumber(f[2]) >= GRAIN then
@@ -52,6 +47,7 @@ local function append(at, sid, generation, name, is_answer, count, token)
     s.drop_at = now + COMPLETED
     call('HINCRBY', key, 'u', -1)
     call('ZADD', P .. 'completed', s.drop_at, name .. ' ' .. generation .. ' ' .. sid)
+    keep_global_key('completed')
     call('PEXPIRE', s.list, 2 * COMPLETED)
   end
   local session_bytes, total_bytes = charge(sid, text + EVENT_CHARGE * count)

@@ -9,8 +9,9 @@
 --   s:<session>                    hash, all that makes a session known; losing it loses all of the session at once:
 --       c counter, g generation (absent: the session is over), N<counter> nonce, o next ordinal, u unanswered requests,
 --       a active at, r replication id of the server that issued g, w owner, k credential, d 1: the owner is dead,
---       x number of the newest consumer, y highest seq of the standalone stream that a visitor was sent, f 1: g began with a
---       fork, <stream> what moves, S<ordinal> what stays, L<request id> newest stream
+--       x number of the newest consumer, y highest seq of the standalone stream that a visitor was sent, f 1: g began
+--       with a fork, <stream> what moves, S<ordinal> what stays, X<stream> x of its newest consumer,
+--       L<request id> newest stream
 --   e:<generation>:<stream>:<session>   list, a place each: 6 bytes of number, then "=" and the event; a hole has none
 --   o:<session>                    sorted set, streams by the number of their oldest place, or a lower one
 --   oldest                         sorted set, sessions by the same
@@ -22,6 +23,8 @@
 -- Channels: d:<session> the doorbell of its readers, w:<worker> notices to its owner.
 
 local EVENT_CHARGE, STREAM_CHARGE = 72, 1024
+-- 2025, milliseconds: a place's number has 48 bits, enough until 2114 where 100 of them begin with each millisecond.
+local NUMBERS_BEGIN = 1735689600000
 -- How much older than the truth a session's last activity may be.
 local GRAIN = 500
 
@@ -40,9 +43,45 @@ local function notify_owner(sid, owner, message)
   if owner and owner ~= '' then call('PUBLISH', P .. 'w:' .. owner, message .. ' ' .. sid) end
 end
 
+-- Keys of all sessions outlive each of them.
+local function keep_global_key(name) call('PEXPIRE', P .. name, 2 * (IDLE + COMPLETED)) end
+
+local function keep_global_keys()
+  for _, name in ipairs({'charges', 'totals', 'oldest', 'completed', 'sessions', 'past'}) do keep_global_key(name) end
+end
+
+-- The next `count` of a number that orders sessions, or places; returns the last of them. Where the server's memory
+-- policy has taken the numbers, they begin above all that were given: with the time, faster than anybody appends.
+local function next_number(field, count)
+  local number = call('HINCRBY', P .. 'totals', field, count)
+  if number == count then
+    number = call('HINCRBY', P .. 'totals', field, math.max(0, now - NUMBERS_BEGIN) * 100)
+    keep_global_key('totals')
+  end
+  return number
+end
+
+-- Charge a session for bytes, negative ones too. Returns what it, and all, are charged for.
 local function charge(sid, bytes)
-  if bytes == 0 then return tonumber(call('HGET', P .. 'charges', sid) or 0), tonumber(call('HGET', P .. 'totals', 'bytes') or 0) end
-  return call('HINCRBY', P .. 'charges', sid, bytes), call('HINCRBY', P .. 'totals', 'bytes', bytes)
+  local charges, totals = P .. 'charges', P .. 'totals'
+  if bytes == 0 then return tonumber(call('HGET', charges, sid) or 0), tonumber(call('HGET', totals, 'bytes') or 0) end
+  local of_session, of_all = call('HINCRBY', charges, sid, bytes), call('HINCRBY', totals, 'bytes', bytes)
+  if of_all == bytes or of_session == bytes and bytes ~= STREAM_CHARGE then
+    -- One of them begins anew without its session doing so: the server's memory policy has taken it.
+    of_all = 0
+    for _, charged in ipairs(call('HVALS', charges)) do of_all = of_all + charged end
+    call('HSET', totals, 'bytes', of_all)
+    keep_global_key('charges')
+    keep_global_key('totals')
+  end
+  return of_session, of_all
+end
+
+-- Whether what has this token was given up while it was on its way: `last`, which was done in its place, is of the same
+-- writer, and later. A token is 8 bytes that tell the writer, and 6 of a number that rises.
+local function is_given_up(token, last)
+  return last ~= '' and string.sub(token, 1, 8) == string.sub(last, 1, 8)
+    and struct.unpack('>I6', token, 9) < struct.unpack('>I6', last, 9)
 end
 
 -- What moves of a stream, read once per script and written back at its end.
@@ -73,6 +112,16 @@ local function save_streams()
   end
 end
 
+-- Events that a stream retains: its places but for the holes.
+local function retained_events(s)
+  if s.hole <= s.floor then return s.mark - s.floor end
+  local events = 0
+  for _, place in ipairs(call('LRANGE', s.list, 0, -1)) do
+    if #place > 6 then events = events + 1 end
+  end
+  return events
+end
+
 -- Forget a stream and all that it holds.
 local function drop_stream(s)
   local key = session_key(s.sid)
@@ -80,7 +129,7 @@ local function drop_stream(s)
   local fixed = cmsgpack.unpack(call('HGET', key, 'S' .. ordinal))
   local request_id = fixed[4]
   call('UNLINK', s.list)
-  call('HDEL', key, s.name, 'S' .. ordinal)
+  call('HDEL', key, s.name, 'S' .. ordinal, 'X' .. s.name)
   call('ZREM', order_key(s.sid), s.name)
   if ordinal ~= '0' and call('HGET', key, 'L' .. request_id) == s.name then call('HDEL', key, 'L' .. request_id) end
   if s.drop_at == 0 then
@@ -173,12 +222,6 @@ local function empty_session(sid)
   call('ZREM', P .. 'oldest', sid)
 end
 
-local function keep_global_keys()
-  for _, name in ipairs({'charges', 'totals', 'oldest', 'completed', 'sessions', 'past'}) do
-    call('PEXPIRE', P .. name, 2 * (IDLE + COMPLETED))
-  end
-end
-
 -- End a session: its numbers stay used for a while, of the last MAX_SESSIONS sessions at least.
 local function bury(sid, message)
   local key = session_key(sid)
@@ -187,6 +230,7 @@ local function bury(sid, message)
   call('PEXPIRE', key, IDLE)
   call('ZREM', P .. 'sessions', sid)
   call('ZADD', P .. 'past', now + IDLE, sid)
+  keep_global_key('past')
   while call('ZCARD', P .. 'past') > MAX_SESSIONS do
     local oldest = call('ZPOPMIN', P .. 'past')[1]
     call('UNLINK', session_key(oldest))
@@ -201,7 +245,7 @@ local function evict_session(sid)
   for _, field in ipairs(call('HKEYS', key)) do
     if generation and string.match(field, '^%d') then
       local s = load_stream(sid, generation, field)
-      if s then evicted = evicted + s.mark - s.floor end
+      if s then evicted = evicted + retained_events(s) end
     end
   end
   bury(sid, 'moved 0 0')
@@ -211,7 +255,7 @@ local function touch(sid, active_at)
   if now - tonumber(active_at) < GRAIN then return end
   local key = session_key(sid)
   call('HSET', key, 'a', string.format('%.0f', now))
-  call('ZADD', P .. 'sessions', call('HINCRBY', P .. 'totals', 'tick', 1), sid)
+  call('ZADD', P .. 'sessions', next_number('tick', 1), sid)
   call('PEXPIRE', key, 2 * IDLE)
   call('PEXPIRE', order_key(sid), 2 * IDLE)
   keep_global_keys()
@@ -228,6 +272,11 @@ local function server()
     end
   end
   return known_server
+end
+
+-- Whether a generation was begun on a server that this one may not have all of. `r` is that one's replication id.
+local function is_forked(r)
+  return r ~= '' and server() ~= '' and r ~= server()
 end
 
 -- Make a generation current. `nonce` is its random part.
@@ -265,29 +314,29 @@ local function begin_after_fork(sid)
   return generation
 end
 
--- The current generation of a session that is not over, else nil. `f` holds its fields g, a, r, u.
-local function current(sid, f)
+-- The current generation of a session that is not over, else nil. `f` holds its fields g, a, r, u. Asking for it is an
+-- activity of the session, unless `is_inspection`.
+local function current(sid, f, is_inspection)
   if not f[1] then return nil end
   -- A call that says nothing for an hour is not an idle session.
   if now - tonumber(f[2]) >= IDLE and tonumber(f[4]) <= 0 then
     evict_session(sid)
     return nil
   end
-  if f[3] ~= '' and server() ~= '' and f[3] ~= server() then return begin_after_fork(sid) end
-  touch(sid, f[2])
+  if is_forked(f[3]) then return begin_after_fork(sid) end
+  if not is_inspection then touch(sid, f[2]) end
   return f[1]
 end
 
-local function look_up(sid)
-  local f = call('HMGET', session_key(sid), 'g', 'a', 'r', 'u')
-  return current(sid, f)
+local function look_up(sid, is_inspection)
+  return current(sid, call('HMGET', session_key(sid), 'g', 'a', 'r', 'u'), is_inspection)
 end
 
 -- A stream that is still kept; drops one whose time is over.
 local function kept_stream(sid, generation, name, packed)
   local s = load_stream(sid, generation, name, packed)
   if s and s.drop_at ~= 0 and now >= s.drop_at then
-    evicted = evicted + s.mark - s.floor
+    evicted = evicted + retained_events(s)
     drop_stream(s)
     return false
   end

@@ -4,7 +4,7 @@
 
 sweep(1000)
 local sid = ARGV[2]
-local generation = look_up(sid)
+local generation = look_up(sid, true)
 local result = {0}
 if generation then
   result[2] = generation
@@ -12,12 +12,9 @@ if generation then
     local s = string.match(field, '^%d') and kept_stream(sid, generation, field)
     if s then
       check_list(s, call('LLEN', s.list))
-      local events = 0
-      for _, place in ipairs(call('LRANGE', s.list, 0, -1)) do
-        if #place > 6 then events = events + 1 end
-      end
       local fixed = cmsgpack.unpack(call('HGET', session_key(sid), 'S' .. string.match(field, '^%d+')))
-      result[#result + 1] = {field, fixed[4], s.floor, s.mark, s.drop_at ~= 0 and 1 or 0, events, s.bytes}
+      result[#result + 1] = {field, fixed[4], s.floor, s.mark, s.drop_at ~= 0 and 1 or 0, retained_events(s),
+        s.bytes}
     end
   end
 end

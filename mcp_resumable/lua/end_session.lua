@@ -2,7 +2,7 @@
 -- Returns the number of evicted events, and 1 where a session was ended.
 
 local sid, generation = ARGV[2], ARGV[3]
-local actual = look_up(sid)
+local actual = look_up(sid, true)
 local is_ended = actual and (generation == '' or generation == actual)
 if is_ended then bury(sid, 'ended 0 0') end
 save_streams()

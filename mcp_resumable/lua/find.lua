@@ -10,5 +10,6 @@ if not generation then return {evicted} end
 local f = call('HMGET', session_key(sid), 'w', 'k', 'd', 'f', 'y')
 local is_alive = f[1] and f[1] ~= '' and not f[3] and call('EXISTS', P .. 'w:' .. f[1]) == 1
 return {
-  evicted, generation, f[1] or '', f[2] or '', is_alive and 1 or 0, f[4] and 1 or 0, f[3] and 1 or 0, tonumber(f[5] or 0)
+  evicted, generation, f[1] or '', f[2] or '', is_alive and 1 or 0, f[4] and 1 or 0, f[3] and 1 or 0,
+  tonumber(f[5] or 0),
 }

@@ -1,4 +1,5 @@
 -- The pulse of a worker. ARGV: worker, milliseconds of its lease, sessions of it whose keys are to be kept.
+-- Tells of a fork even where nobody writes any more: readers may wait for what was lost.
 -- Returns the number of evicted events, the bytes that all sessions are charged, and those of the sessions that are
 -- unknown, over or given up.
 
@@ -8,9 +9,11 @@ local result = {0, 0}
 for at = 4, #ARGV do
   local sid = ARGV[at]
   local key = session_key(sid)
-  local f = call('HMGET', key, 'g', 'd')
+  local f = call('HMGET', key, 'g', 'd', 'r')
   local generation = f[1]
   if generation and not f[2] then
+    if is_forked(f[3]) then generation = begin_after_fork(sid) end
+    if not call('ZSCORE', P .. 'sessions', sid) then call('ZADD', P .. 'sessions', next_number('tick', 1), sid) end
     call('PEXPIRE', key, 2 * IDLE)
     call('PEXPIRE', order_key(sid), 2 * IDLE)
     for _, name in ipairs(call('ZRANGE', order_key(sid), 0, -1)) do

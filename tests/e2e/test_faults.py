@@ -78,6 +78,25 @@ async def test_a_hole_at_the_end_of_an_open_stream_is_known_before_the_next_even
         assert (await call.rest())[-1].answer_text == "done"
 
 
+async def test_what_was_lost_in_a_long_outage_is_told_in_a_small_append() -> None:
+    """One append of a hole for each of millions of events blocked the server for longer than an operation may take."""
+    async with opened() as s:
+        call = await s.client.call("hold", 7, n=1, tag="7")
+        cursor = (await call.events(2))[1].id
+        s.storage.down = frozenset({"append"})
+        hold = await s.server.hold("7")
+        await hold.progress(*range(2, 302))
+        await call.events(300)
+        s.storage.down = frozenset()
+        assert await reason_of(await s.client.get(cursor)) == (409, "replay_gap")
+        await hold.progress(302)
+        last = await call.event()
+        assert last.id is not None
+        assert int(last.id.rpartition(":")[2]) <= 102
+        assert (await s.client.get(last.id)).status == 200
+        await hold.finish()
+
+
 async def test_a_tail_is_closed_at_a_lost_event_and_not_carried_over_it(way: Way) -> None:
     async with opened(way) as s:
         call = await s.client.call("hold", 7, n=1, tag="7")

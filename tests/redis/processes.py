@@ -9,7 +9,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -22,6 +24,10 @@ START_SECONDS = 60.0
 """Longest wait for a worker that starts; five of them may share one core."""
 
 _numbers = itertools.count()
+
+_WARNINGS = ["-W", "always::ResourceWarning"]
+if version("mcp").startswith("1.29."):  # See tests/conftest.py.
+    _WARNINGS += ["-W", "ignore:Unclosed <MemoryObjectReceiveStream:ResourceWarning"]
 
 
 @dataclass(eq=False)
@@ -47,7 +53,7 @@ class WorkerProcess:
         self._printed.append(self.folder / f"worker-{number}.printed")
         log = self.folder / f"worker-{number}.history"
         log.touch()
-        command = [sys.executable, "-W", "always::ResourceWarning", "-m", "tests.redis.worker"]
+        command = [sys.executable, *_WARNINGS, "-m", "tests.redis.worker"]
         with self._printed[-1].open("wb") as printed:
             # Not anyio's: the process must be killed and waited for also where the event loop is gone.
             self._process = process = subprocess.Popen(  # noqa: ASYNC220
@@ -113,6 +119,11 @@ class WorkerProcesses:
     workers: list[WorkerProcess]
     prefix: str
     folder: Path
+
+    def leases(self, redis: Server) -> list[Any]:
+        """Return the leases that run."""
+        with redis.client() as client:
+            return list(client.scan_iter(f"{{{self.prefix}}}:w:*", count=1000))
 
     def history(self) -> History:
         """What all their storages did so far."""

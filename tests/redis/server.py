@@ -17,7 +17,7 @@ from pathlib import Path
 
 import redis
 
-__all__ = ["Server", "server_program", "serving"]
+__all__ = ["Server", "free_port", "server_program", "serving"]
 
 
 def server_program() -> str:

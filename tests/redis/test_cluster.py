@@ -14,7 +14,7 @@ from mcp_resumable import EventCursor, Generation, ResumableEventStore
 from mcp_resumable.cursor import StreamId
 from mcp_resumable.redis import RedisStorage
 from mcp_resumable.storage import Batch
-from tests.redis.server import Server, serving
+from tests.redis.server import Server, free_port, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -23,13 +23,15 @@ pytestmark = pytest.mark.anyio
 def shards() -> Iterator[list[Server]]:
     with ExitStack() as stack:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
-        servers = [stack.enter_context(serving(*options)) for _ in range(2)]
+        # Of its own: the default, 10,000 above the other one, may be taken, or no port at all.
+        buses = [free_port(), free_port()]
+        servers = [stack.enter_context(serving(*options, "--cluster-port", str(bus))) for bus in buses]
         for number, (server, slots) in enumerate(zip(servers, ((0, 8191), (8192, 16383)), strict=True)):
             with server.client() as client:
                 client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
                 client.execute_command("CLUSTER ADDSLOTSRANGE", *slots)
                 if number:
-                    client.execute_command("CLUSTER MEET", "127.0.0.1", servers[0].port)
+                    client.execute_command("CLUSTER MEET", "127.0.0.1", servers[0].port, buses[0])
         for server in servers:
             with server.client() as client:
                 for _ in range(500):

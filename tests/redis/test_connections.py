@@ -39,26 +39,21 @@ async def test_appends_to_one_stream_whose_acknowledgement_is_cut_are_stored_onc
     """Two in one call: when it was sent again, the first was not the stream's last any more, and was stored twice."""
     with anyio.fail_after(TIMEOUT):
         async with proxied(redis_server.port) as proxy, opened(proxy.url) as storage:
-            logs = [await Log.open(storage, "s", request_id) for request_id in "123"]
-            await logs[2].append(storage, b"before")
-            # Both calls that may be under way are, so that what follows is sent together.
-            busy = [proxy.hold(b"=busy 0"), proxy.hold(b"=busy 1")]
+            other, log = [await Log.open(storage, "s", request_id) for request_id in "12"]
+            await log.append(storage, b"before")
+            # A call is under way, so that what follows is sent together.
+            busy = proxy.hold(b"=busy")
             cut = proxy.cut(b"=first")
             async with anyio.create_task_group() as tasks:
-                for number in range(2):
-                    tasks.start_soon(logs[number].append, storage, b"busy %d" % number)
-                    await busy[number].arrived.wait()
-                tasks.start_soon(logs[2].append, storage, b"first")
-                tasks.start_soon(logs[2].append, storage, b"second")
+                tasks.start_soon(other.append, storage, b"busy")
+                await busy.arrived.wait()
+                tasks.start_soon(log.append, storage, b"first")
+                tasks.start_soon(log.append, storage, b"second")
                 await anyio.wait_all_tasks_blocked()
-                for fault in busy:
-                    fault.released.set()
+                busy.released.set()
             assert cut.executed.is_set()
-            assert [await log.read(storage) for log in logs] == [
-                [b"busy 0"],
-                [b"busy 1"],
-                [b"before", b"first", b"second"],
-            ]
+            assert await other.read(storage) == [b"busy"]
+            assert await log.read(storage) == [b"before", b"first", b"second"]
 
 
 async def test_an_append_that_is_given_up_after_it_was_stored_is_a_hole_and_no_duplicate(redis_server: Server) -> None:
@@ -109,6 +104,28 @@ async def test_an_append_that_arrives_late_is_not_stored_behind_its_hole(redis_s
                 "resume",
                 "future_event_id",
             ]
+
+
+async def test_a_stream_whose_opening_is_cut_or_late_is_the_requests_one_stream(redis_server: Server) -> None:
+    """An opening that timed out, and was made again, took the stream's place when it arrived."""
+    with anyio.fail_after(TIMEOUT):
+        async with proxied(redis_server.port) as proxy, opened(proxy.url, timeout_seconds=0.2) as storage:
+            await Log.open(storage, "s", "the server knows the script")
+            cut = proxy.cut(b"cut me")
+            log = await Log.open(storage, "s", "cut me")
+            assert cut.executed.is_set()
+            assert log.stream.ordinal == 2
+            late = proxy.hold(b"late")
+            with pytest.raises(TimeoutError):
+                await Log.open(storage, "s", "late")
+            await answering(storage)
+            log = await Log.open(storage, "s", "late")
+            await log.append(storage, b"1")
+            late.released.set()
+            await late.executed.wait()
+            await log.append(storage, b"2")
+            assert log.stream.ordinal == 3
+            assert await log.reasons(storage) == ["resume"] * 3 + ["future_event_id"]
 
 
 async def test_a_claim_whose_acknowledgement_is_cut_is_one_claim(redis_server: Server) -> None:

@@ -11,8 +11,10 @@ import pytest
 
 from tests.e2e.raw_client import Frame, RawClient, Response, session
 from tests.e2e.servers import Hold
+from tests.redis.proxy import proxied
 from tests.redis.server import Server, serving
-from tests.redis.workers import TIMEOUT, Crew, at, crew
+from tests.redis.storages import answering
+from tests.redis.workers import TIMEOUT, answered, at, crew, new_call, refusal_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
 
@@ -30,25 +32,13 @@ async def held(client: RawClient, request_id: int = 7) -> tuple[Response, list[s
     return response, [frame.id or "" for frame in await response.events(4)]
 
 
-async def refusal(response: Response) -> tuple[int, str]:
-    assert response.status in (400, 404, 409, 503), response.status
-    reason: str = (await response.json())["error"]["data"]["reason"]
-    if response.status == 503:
-        assert int(response.headers["retry-after"]) >= 1
-    return response.status, reason
-
-
 async def verdict(client: RawClient, event_id: str, *, served: list[Frame] | None = None) -> tuple[int, str]:
-    """Present an event id until the answer is a refusal other than 503; collect what was served until then."""
-    while True:
-        response = await client.get(event_id)
-        if response.status == 200:
-            frames = [frame for frame in await response.rest() if frame.is_message]
-            if served is not None:
-                served += frames
-        elif (answer := await refusal(response))[0] != 503:
-            return answer
-        await anyio.sleep(0.02)
+    """Present an event id until it is refused by the decision; collect what was served until then."""
+    while (response := await answered(client, event_id)).status == 200:
+        frames = [frame for frame in await response.rest() if frame.is_message]
+        if served is not None:
+            served += frames
+    return await refusal_of(response)
 
 
 async def live(response: Response, hold: Hold, *numbers: int) -> list[Frame]:
@@ -59,22 +49,6 @@ async def live(response: Response, hold: Hold, *numbers: int) -> list[Frame]:
     return frames
 
 
-async def works(c: Crew, client: RawClient, request_id: int) -> None:
-    """Call at the first worker, and resume at all."""
-    while True:
-        response = await client.call("count", request_id, n=2)
-        frames = await response.rest()
-        if all(frame.id for frame in frames):
-            break
-        # Its claim or its stream was refused in the last moment of the trouble.
-        request_id += 100
-    for worker in c.workers:
-        async with at(client, worker) as place:
-            resumed = await place.get(frames[0].id)
-            assert resumed.status == 200
-            assert [frame.id for frame in await resumed.rest()] == [frame.id for frame in frames]
-
-
 async def test_a_server_that_comes_back_empty_knows_no_session_and_takes_new_calls(server: Server) -> None:
     with anyio.fail_after(TIMEOUT):
         async with crew(server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
@@ -83,16 +57,16 @@ async def test_a_server_that_comes_back_empty_knows_no_session_and_takes_new_cal
             server.stop()
             assert [frame.id for frame in await live(response, hold, 4, 5)] == [None, None]
             for place in (client, there):
-                assert await refusal(await place.get(ids[3])) == (503, "storage_unavailable")
+                assert await refusal_of(await place.get(ids[3])) == (503, "storage_unavailable")
             server.start()
             assert await verdict(there, ids[3]) == (404, "session_not_found")
             assert await verdict(client, ids[3]) == (404, "session_not_found")
             await live(response, hold, 6)
             await hold.finish()
             assert (await response.rest())[-1].answer_text == "done"
-            await works(c, client, 20)
+            await new_call(client, 20, there)
             # Nothing is known of its numbers any more; the nonce tells that this was none of the new generation.
-            assert await refusal(await client.get(ids[3])) == (400, "unrecognized_generation")
+            assert await refusal_of(await client.get(ids[3])) == (400, "unrecognized_generation")
 
 
 async def test_a_server_that_comes_back_with_its_data_began_a_new_generation(server: Server) -> None:
@@ -109,7 +83,7 @@ async def test_a_server_that_comes_back_with_its_data_began_a_new_generation(ser
             server.start()
             assert await verdict(there, ids[3]) == (409, "generation_mismatch")
             assert await verdict(client, ids[3]) == (409, "generation_mismatch")
-            await works(c, client, 20)
+            await new_call(client, 20, there)
             await hold.progress(5)
             await hold.finish()
 
@@ -125,9 +99,10 @@ async def test_a_server_that_freezes_costs_the_events_of_one_time_out(server: Se
         ):
             response, ids = await held(client)
             other, _ = await held(second, 8)
-            tail = await there.get((await held(client, 9))[1][3])
+            _, followed = await held(client, 9)
+            tail = await there.get(followed[3])
             await tail.event()
-            holds = [await c.workers[0].hold(tag) for tag in "78"]
+            holds = [await c.workers[0].hold(tag) for tag in "789"]
             assert server.process is not None
             server.process.send_signal(signal.SIGSTOP)
             try:
@@ -135,7 +110,7 @@ async def test_a_server_that_freezes_costs_the_events_of_one_time_out(server: Se
                     await live(response, holds[0], number)
                     await live(other, holds[1], number)
                 for place in (client, there):
-                    assert await refusal(await place.get(ids[3])) == (503, "storage_unavailable")
+                    assert await refusal_of(await place.get(ids[3])) == (503, "storage_unavailable")
             finally:
                 server.process.send_signal(signal.SIGCONT)
             # Nothing is sent any more: the owner tells the storage of the loss by itself.
@@ -143,12 +118,11 @@ async def test_a_server_that_freezes_costs_the_events_of_one_time_out(server: Se
             assert await verdict(there, ids[3], served=served) == (409, "replay_gap")
             assert [frame.progress for frame in served] in ([], [4])
             assert await verdict(client, ids[3]) == (409, "replay_gap")
-            frames = await live(response, holds[0], 104)
-            assert frames[0].id
-            resumed = await there.get(frames[0].id)
-            await resumed.event()
-            await holds[0].finish()
-            assert (await resumed.rest())[-1].answer_text == "done"
+            assert (await live(other, holds[1], 104))[0].id
+            # A tail that froze with the server goes on, or ends so that its client comes back.
+            await holds[2].progress(4)
+            rest = await tail.frame() or (await (await answered(there, followed[3])).events(2))[1]
+            assert rest.progress == 4
 
 
 def fill(server: Server) -> None:
@@ -200,25 +174,92 @@ async def test_a_server_that_takes_no_writes_is_a_hole_and_ends_by_itself(
 ) -> None:
     with anyio.fail_after(TIMEOUT):
         async with (
-            crew(server, lease_seconds=2) as c,
+            crew(server) as c,
             session(c.workers[0]) as client,
             at(client, c.workers[1]) as there,
         ):
             response, ids = await held(client)
             hold = await c.workers[0].hold("7")
             harm(server)
-            # Longer than the lease: the owner lives all the same.
-            for number in range(4, 60):
+            for number in range(4, 24):
                 frames = await live(response, hold, number)
                 assert not frames[0].id
-                assert await refusal(await there.get(ids[3])) == (503, "storage_unavailable")
+                assert await refusal_of(await there.get(ids[3])) == (503, "storage_unavailable")
                 await anyio.sleep(0.05)
             mend(server)
             assert await verdict(there, ids[3]) == (409, reason)
             assert await verdict(client, ids[3]) == (409, reason)
-            await hold.progress(60)
+            await hold.progress(24)
             await hold.finish()
-            await works(c, client, 20)
+            await new_call(client, 20, there)
             lines = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
             assert sum("Redis has failed" in line for line in lines) == 2, "once for each worker"
             assert sum("Redis answers again" in line for line in lines) == 2
+
+
+async def test_a_lease_that_ran_out_while_the_server_had_failed_does_not_cost_a_session(server: Server) -> None:
+    """The worker that reached the server first gave up the sessions of the one that had not renewed its lease yet."""
+    with anyio.fail_after(TIMEOUT):
+        async with (
+            proxied(server.port) as way,
+            crew(server, urls=[way.url, server.url]) as c,
+            session(c.workers[0]) as client,
+            at(client, c.workers[1]) as there,
+        ):
+            _, ids = await held(client)
+            fill(server)
+            # Reads alone still work; the session's last activity cannot be noted.
+            while (await there.get(ids[3])).status != 503:  # noqa: ASYNC110  # there is no event
+                await anyio.sleep(0.02)
+            c.delete(f"w:{c.storages[0].worker_id}")
+            way.point_at(None)
+            empty(server)
+            resumed = await answered(there, ids[3])
+            assert resumed.status == 200
+            await resumed.event()
+            way.point_at(server.port)
+            hold = await c.workers[0].hold("7")
+            await answering(c.storages[0])
+            await hold.finish()
+            assert (await resumed.rest())[-1].answer_text == "done"
+
+
+async def test_a_worker_that_starts_before_its_server_begins_to_keep_events_when_that_is_there(server: Server) -> None:
+    server.stop()
+    with anyio.fail_after(TIMEOUT):
+        async with crew(server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+            response = await client.call("hold", 7, n=3, tag="7")
+            frames = [frame for frame in await response.events(4) if frame.is_message]
+            assert [frame.progress for frame in frames] == [1, 2, 3]
+            server.start()
+            await new_call(client, 20, there)
+            hold = await c.workers[0].hold("7")
+            assert (await live(response, hold, 4))[0].id
+            await hold.finish()
+            assert (await response.rest())[-1].answer_text == "done"
+
+
+async def test_nonsense_on_the_channels_stops_nobody_from_listening(redis_server: Server) -> None:
+    """One message that was none of ours ended the task that listens; tails heard of events by the sweep only."""
+    async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+        _, ids = await held(client)
+        tail = await there.get(ids[3])
+        await tail.event()
+        hold = await c.workers[0].hold("7")
+        with redis_server.client() as publisher:
+            for nonsense in (
+                b"",
+                b"\xff\xfe",
+                b"1.Nw x",
+                b"+ 1",
+                b"+ x 1.Nw",
+                b"taken",
+                b"taken x y z",
+                b"1.Nw " + b"9" * 5_000,
+            ):
+                for channel in (f"d:{client.sid}", *(f"w:{storage.worker_id}" for storage in c.storages)):
+                    publisher.publish(f"{{{c.prefix}}}:{channel}", nonsense)
+        # Each would be heard only at the next sweep, seconds later, if nobody listened any more.
+        for number in range(4, 24):
+            await hold.progress(number)
+            assert (await tail.event()).progress == number

@@ -16,14 +16,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import uvicorn
 
 from mcp_resumable import Generation, ResumableEventStore
 from mcp_resumable.cursor import StreamId
 from mcp_resumable.redis import RedisStorage
 from mcp_resumable.storage import AppendRefusedError
-from tests.e2e.servers import Stage, app_of
+from tests.e2e.servers import TOOLS, Arguments, Call, Stage, app_of
 from tests.redis.history import Append, Claim, GivenUp, digest_of, write_log
+
+
+async def stamp(_stage: Stage, call: Call, arguments: Arguments) -> str:
+    """Send n progress notifications that carry the time, on the machine's monotonic clock; then answer."""
+    for number in range(1, arguments.n + 1):
+        await call.progress(number, repr(time.monotonic()))
+        await anyio.sleep(arguments.delay)
+    return "stamped"
 
 
 class WritingStorage(RedisStorage):
@@ -106,6 +115,7 @@ def main() -> None:
         arguments.url, log=arguments.log, prefix=arguments.prefix, lease_seconds=arguments.lease_seconds
     )
     store = ResumableEventStore(storage, rejection=arguments.rejection)
+    TOOLS["stamp"] = stamp
     app, _ = app_of("starlette", Stage(store), {})
     listener = socket.create_server(("127.0.0.1", arguments.port))
     ReportingServer(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

@@ -12,11 +12,11 @@ import anyio
 
 from mcp_resumable import ResumableEventStore
 from mcp_resumable.redis import RedisStorage
-from tests.e2e.raw_client import RawClient
+from tests.e2e.raw_client import Endpoint, RawClient, Response
 from tests.e2e.servers import RunningServer, serve
 from tests.redis.server import Server
 
-__all__ = ["TIMEOUT", "Crew", "at", "crew"]
+__all__ = ["TIMEOUT", "Crew", "answered", "at", "crew", "new_call", "refusal_of"]
 
 TIMEOUT = 20
 
@@ -50,11 +50,44 @@ class Crew:
             assert client.delete(f"{{{self.prefix}}}:{key}") == 1
 
 
-def at(client: RawClient, worker: RunningServer) -> RawClient:
+def at(client: RawClient, worker: Endpoint) -> RawClient:
     """Return the same client as it reaches another worker."""
     other = RawClient(worker, version=client.version, headers=client.headers)
     other.session_id = client.session_id
     return other
+
+
+async def refusal_of(response: Response) -> tuple[int, str]:
+    """Return status and reason of a refused resume; a 503 must say when to come again."""
+    assert response.status >= 400
+    if response.status == 503:
+        assert int(response.headers["retry-after"]) >= 1
+    reason: str = (await response.json())["error"]["data"]["reason"]
+    return response.status, reason
+
+
+async def answered(client: RawClient, event_id: str) -> Response:
+    """Present an event id until the storage has an answer; to be used under `fail_after`."""
+    while True:
+        response = await client.get(event_id)
+        if response.status != 503:
+            return response
+        assert await refusal_of(response) == (503, "storage_unavailable")
+        await anyio.sleep(0.02)
+
+
+async def new_call(client: RawClient, request_id: int, *others: RawClient) -> list[str]:
+    """Make a call, once the storage has recovered, and resume it in every place; return its event ids."""
+    while True:
+        frames = await (await client.call("count", request_id, n=2)).rest()
+        if all(frame.id for frame in frames):
+            break
+        request_id += 100  # It came too early.
+    for place in (client, *others):
+        resumed = await answered(place, frames[0].id or "")
+        assert resumed.status == 200
+        assert [frame.id for frame in await resumed.rest()] == [frame.id for frame in frames]
+    return [frame.id or "" for frame in frames]
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from mcp_resumable import (
     InvalidEventIdError,
     MalformedEventIdError,
     MemoryStorage,
+    RejectionData,
     ReplayGapError,
     ResetRequiredError,
     ResumableEventStore,
@@ -33,6 +34,7 @@ from mcp_resumable import (
     StreamCompletedError,
     StreamSupersededError,
     UnrecognizedGenerationError,
+    rejection_of,
 )
 from mcp_resumable.testing import StorageContract, StorageHarness
 
@@ -111,6 +113,19 @@ def refuse() -> None:
         assert_type(error.status, int)
         assert_type(error.reason, str)
         assert_type(error.outcome, Literal["reset", "invalid", "gone", "retry"])
+
+
+def hear(error: Exception, body: dict[str, object]) -> None:
+    """What a client reads out of what it was told."""
+    rejection = rejection_of(error)
+    assert_type(rejection, RejectionData | None)
+    assert_type(rejection_of(body), RejectionData | None)
+    if rejection is not None:
+        assert_type(rejection.outcome, Literal["reset", "invalid", "gone", "retry"])
+        assert_type(rejection.reason, str)
+        assert_type(rejection.generation, str | None)
+        assert_type(rejection.replay_floor, int | None)
+        assert_type(rejection.retry_after_seconds, int | None)
 
 
 resets: list[type[ResetRequiredError]] = [

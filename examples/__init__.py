@@ -1,0 +1,1 @@
+"""Programs and code to copy; not part of the package."""

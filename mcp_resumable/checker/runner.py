@@ -1,0 +1,88 @@
+"""Runs the checks against a server, one after the other, and makes the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from importlib.metadata import version
+
+import anyio
+import httpx
+
+from mcp_resumable.checker.checks import CHECKS, Check, Run, Verdict
+from mcp_resumable.checker.client import Limits, ServerFaultError, Target, printable
+from mcp_resumable.checker.report import CheckResult, Exchange, Report
+
+__all__ = ["check_server"]
+
+# No check waits more often than this in a row for what does not come.
+_CHECK_TIMEOUTS = 4
+
+
+async def check_server(
+    target: Target,
+    limits: Limits | None = None,
+    *,
+    names: Collection[str] | None = None,
+    on_begin: Callable[[str], None] | None = None,
+) -> Report:
+    """Check a server. Every session that was opened is ended, also where this is cancelled.
+
+    Args:
+        target: The server and its tool.
+        limits: What may be spent.
+        names: The checks to run; None: all.
+        on_begin: Called with the name of each check before it is run.
+
+    Raises:
+        CouldNotCheckError: When the server or the tool does not allow any check.
+    """
+    run = Run(target, limits or Limits())
+    begin = anyio.current_time()
+    results: list[CheckResult] = []
+    try:
+        await run.prepare()
+        await run.close()
+        for check in CHECKS.values():
+            if names is None or check.name in names:
+                if on_begin is not None:
+                    on_begin(check.name)
+                results.append(await _result_of(check, run, begin + run.limits.max_seconds))
+    finally:
+        await run.close()
+    return Report(
+        checker=f"mcp_resumable {version('mcp_resumable')}",
+        revision=run.revision,
+        url=printable(_without_credentials(target.url), 200),
+        server=run.server,
+        tool=printable(target.tool),
+        seconds=round(anyio.current_time() - begin, 3),
+        results=results,
+    )
+
+
+async def _result_of(check: Check, run: Run, deadline: float) -> CheckResult:
+    begin = anyio.current_time()
+    run.wire.responses.clear()
+    seconds = max(0.0, min(_CHECK_TIMEOUTS * run.limits.timeout_seconds, deadline - begin))
+    verdict = Verdict("failed", f"it did not come to an end within {seconds:.0f} s")
+    try:
+        with anyio.move_on_after(seconds):
+            verdict = await check.find_out(run)
+    except ServerFaultError as exc:
+        verdict = Verdict("failed", str(exc))
+    finally:
+        exchanges = [Exchange(sent=response.sent, received=response.received) for response in run.wire.responses]
+        await run.close()
+    return CheckResult(
+        name=check.name,
+        outcome=verdict.outcome,
+        detail=verdict.detail,
+        why=check.why,
+        exchanges=exchanges,
+        seconds=round(anyio.current_time() - begin, 3),
+    )
+
+
+def _without_credentials(url: str) -> str:
+    parsed = httpx.URL(url)
+    return str(parsed.copy_with(username=None, password=None, query=None, fragment=None))

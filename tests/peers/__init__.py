@@ -1,0 +1,1 @@
+"""Real servers, checked from outside: `make peers`."""
