@@ -9,67 +9,30 @@ Messages are compared with a call of the same tool that was not cut. So the tool
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 from uuid import uuid4
 
 import anyio
 
-from mcp_resumable.checker.client import (
-    REVISION,
-    Call,
-    Frame,
-    Json,
-    Limits,
-    Response,
-    ServerFaultError,
-    Session,
-    Target,
-    Wire,
-    printable,
-)
+from mcp_resumable.checker.client import REVISION, Call, Frame, Response, Session, printable
+from mcp_resumable.checker.run import BEFORE_CUT, Followed, Run, canonical, messages_in
 
-__all__ = [
-    "CHECKS",
-    "Baseline",
-    "Check",
-    "CouldNotCheckError",
-    "FindOut",
-    "Followed",
-    "Outcome",
-    "Run",
-    "Verdict",
-]
+__all__ = ["CHECKS", "Check", "FindOut", "Outcome", "Verdict"]
 
 Outcome = Literal["passed", "warning", "failed", "not_applicable"]
 
 _SPEC = f"MCP {REVISION}, Transports: "
 _FIELD = "From the field: "
 
-# Messages that a call is read for before it is cut; one more has to follow before the answer.
-_BEFORE_CUT = 2
-_MIN_MESSAGES = _BEFORE_CUT + 2
 _MAX_CUTS = 8
-# Resumes in a row that may bring nothing.
-_MAX_EMPTY_RESUMES = 3
-# The SDKs' clients wait that long where the server does not say; and the longest that it is obeyed.
-_DEFAULT_RETRY_SECONDS = 1.0
-_MAX_RETRY_SECONDS = 2.0
-# That ending a session may take at the end of a check.
-_END_SECONDS = 5.0
 # No server or proxy has to take a longer header; most stop at 8,192 for all of them.
 _MAX_EVENT_ID_CHARACTERS = 4_096
 # Visible ASCII, with spaces inside only: what comes back from a header as it went in.
 _HEADER_SAFE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
-
-
-class CouldNotCheckError(Exception):
-    """Raised when the server, or the tool, does not allow any check; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,234 +76,12 @@ def _worst(*verdicts: Verdict) -> Verdict:
     return min(verdicts, key=lambda verdict: _ORDER.index(verdict.outcome))
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """What a call sends that is not cut.
-
-    Attributes:
-        messages: Without ids, progress tokens and metadata, the answer last.
-        seconds: From the first message to the answer.
-        body_bytes: All that was sent.
-    """
-
-    messages: tuple[str, ...]
-    seconds: float
-    body_bytes: int
-
-
-class Run:
-    """What the checks share: the wire, the open sessions, and what uncut calls send.
-
-    Attributes:
-        target: The server under test.
-        limits: What may be spent.
-        wire: Sends, and keeps what came back.
-        baseline: Of a slow call; set by `prepare`.
-        server: What the server says that it is; printable.
-        revision: The protocol revision that was agreed upon; printable.
-    """
-
-    def __init__(self, target: Target, limits: Limits) -> None:
-        self.target = target
-        self.limits = limits
-        self.wire = Wire(target, limits)
-        self.server = ""
-        self.revision = ""
-        self.baseline = Baseline((), 0, 0)
-        self._load_baseline: Baseline | None = None
-        self._sessions: list[Session] = []
-
-    async def prepare(self) -> None:
-        """Call the tool twice, uncut.
-
-        Raises:
-            CouldNotCheckError: When nothing can be checked; the message says what is missing.
-        """
-        try:
-            session = await self.open_session()
-            self.server, self.revision = session.server, session.revision
-            if session.revision != REVISION:
-                raise CouldNotCheckError(f"the server speaks revision {session.revision!r} instead of {REVISION}")
-            first, second = [await self._uncut(session, self.target.arguments) for _ in range(2)]
-        except ServerFaultError as exc:
-            raise CouldNotCheckError(str(exc)) from exc
-        tool = f"tool {printable(self.target.tool)!r}"
-        if len(first.messages) < _MIN_MESSAGES:
-            raise CouldNotCheckError(
-                f"{tool} sends {len(first.messages) - 1} messages before its answer; "
-                f"it has to send at least {_MIN_MESSAGES - 1} to be cut between them"
-            )
-        if first.seconds < self.limits.min_call_seconds:
-            raise CouldNotCheckError(
-                f"a call of {tool} is over in {first.seconds:.2f} s; "
-                f"it has to last {self.limits.min_call_seconds:g} s to be cut in the middle"
-            )
-        if first.messages != second.messages:
-            raise CouldNotCheckError(f"two calls of {tool} sent different messages; each call has to send the same")
-        self.baseline = first
-
-    async def load_baseline(self) -> Baseline:
-        """Return what a fast and large call sends that is not cut."""
-        if self._load_baseline is None:
-            self._load_baseline = await self._uncut(await self.open_session(), self.target.load_arguments or {})
-        return self._load_baseline
-
-    async def open_session(self) -> Session:
-        """Open a session; it is ended after the check."""
-        session = Session(self.wire, "ABCDEFGH"[len(self._sessions) % 8])
-        self._sessions.append(session)
-        await session.open()
-        return session
-
-    async def close(self) -> None:
-        """End every session that is still open, and close every connection."""
-        with anyio.CancelScope(shield=True):
-            await self.wire.abandon_all()
-            async with anyio.create_task_group() as tasks:
-                for session in self._sessions:
-                    tasks.start_soon(_end, session)
-            self._sessions.clear()
-            await self.wire.abandon_all()
-
-    async def cut_call(self, session: Session, *, request_id: int | None = None) -> Call:
-        """Call the tool, read a few messages, and cut the connection."""
-        call = await self.live_call(session, request_id=request_id)
-        await call.response.abandon()
-        return call
-
-    async def live_call(self, session: Session, *, request_id: int | None = None) -> Call:
-        """Call the tool and read a few messages; the connection stays open.
-
-        Raises:
-            ServerFaultError: When they do not come.
-        """
-        call = await session.call(request_id=request_id)
-        await call.response.read_messages(_BEFORE_CUT, self.limits.timeout_seconds)
-        if len(call.response.messages) < _BEFORE_CUT:
-            raise ServerFaultError(f"a call was answered {call.response.received}")
-        return call
-
-    async def whole_call(self, session: Session, *, request_id: int | None = None) -> Call:
-        """Call the tool and read up to its answer.
-
-        Raises:
-            ServerFaultError: When not everything comes.
-        """
-        call = await session.call(request_id=request_id)
-        await call.response.read_to_answer(self.limits.timeout_seconds)
-        if call.response.ending != "answered" or len(call.response.messages) != len(self.baseline.messages):
-            raise ServerFaultError(f"a call was answered {call.response.received}")
-        return call
-
-    async def follow(
-        self, session: Session, after: Response, *, cursor: str | None = None, max_messages: int | None = None
-    ) -> Followed:
-        """Resume as a client does: again from the last event id, where the server closes before the answer.
-
-        Args:
-            session: The session.
-            after: The response that was cut.
-            cursor: The event id to come back with; None: the last of `after`.
-            max_messages: After which the connection is cut; None: at the answer.
-        """
-        frames: list[Frame] = []
-        empty = 0
-        cursor, retry_seconds = cursor or after.cursor, after.retry_seconds
-        while True:
-            response = await session.get(cursor)
-            if not response.is_stream:
-                return Followed(frames, response)
-            limit = sys.maxsize if max_messages is None else max_messages - _messages_in(frames)
-            await response.read_messages(limit, self.limits.timeout_seconds)
-            frames += response.frames
-            if response.ending == "open":  # Enough.
-                await response.abandon()
-                return Followed(frames, response)
-            empty = 0 if response.messages else empty + 1
-            if response.ending in ("answered", "silent") or empty == _MAX_EMPTY_RESUMES:
-                return Followed(frames, response)
-            cursor = response.cursor or cursor
-            if response.retry_seconds is not None:
-                retry_seconds = response.retry_seconds
-            await anyio.sleep(
-                _DEFAULT_RETRY_SECONDS if retry_seconds is None else min(retry_seconds, _MAX_RETRY_SECONDS)
-            )
-
-    async def _uncut(self, session: Session, arguments: Json) -> Baseline:
-        call = await session.call(arguments)
-        response = call.response
-        if not response.is_stream:
-            raise ServerFaultError(f"the call was answered {response.received} instead of by an SSE stream")
-        await response.read_messages(1, self.limits.timeout_seconds)
-        begin = anyio.current_time()
-        await response.read_to_answer(self.limits.timeout_seconds)
-        seconds = anyio.current_time() - begin
-        answer = response.frames[-1].message if response.ending == "answered" else None
-        if answer is None:
-            raise ServerFaultError(f"an uncut call was answered {response.received}, without its answer")
-        result = answer.get("result")
-        if not isinstance(result, dict) or cast("Json", result).get("isError") is True:
-            raise ServerFaultError(f"the call failed: {printable(response.frames[-1].data, 200)}")
-        messages = tuple(_canonical(frame) for frame in response.messages)
-        return Baseline(messages, seconds, response.body_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """What one or more resumes brought.
-
-    Attributes:
-        frames: Of all of them.
-        last: The last response.
-    """
-
-    frames: list[Frame]
-    last: Response
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the server said that it cannot be resumed: a client knows that it has to call again."""
-        errors = [frame for frame in self.frames if frame.is_error]
-        return bool(errors) or (400 <= self.last.status < 500 and self.last.status != 404)
-
-
-async def _end(session: Session) -> None:
-    try:
-        with anyio.move_on_after(_END_SECONDS):
-            if session.session_id is not None:
-                await session.delete()
-    except ServerFaultError:
-        pass  # The report is about what was checked; there is nothing else to be done about it.
-    finally:
-        await session.aclose()
-
-
-def _messages_in(frames: Sequence[Frame]) -> int:
-    return sum(bool(frame.data) for frame in frames)
-
-
-def _canonical(frame: Frame) -> str:
-    """Return a message without what differs between two calls: its id, its progress token, its metadata."""
-    if frame.message is None:
-        return f"not a JSON object: {frame.data}"
-    message = {key: value for key, value in frame.message.items() if key != "id"}
-    for key in ("params", "result"):
-        inner = message.get(key)
-        if isinstance(inner, dict):
-            fields = cast("Json", inner)
-            message[key] = {name: fields[name] for name in fields if name not in ("progressToken", "_meta")}
-    try:
-        return json.dumps(message, sort_keys=True)
-    except RecursionError:
-        return frame.data
-
-
 def _difference(expected: Sequence[str], frames: Sequence[Frame], call: Call) -> str | None:
     """Return how the messages in `frames` differ from `expected`, in words; None where they are the same."""
     foreign = sum(call.is_foreign(frame) for frame in frames)
     if foreign:
         return f"{foreign} messages of another call were served"
-    messages = [_canonical(frame) for frame in frames if frame.data]
+    messages = [canonical(frame) for frame in frames if frame.data]
     if messages == list(expected):
         return None
     missing = (Counter(expected) - Counter(messages)).total()
@@ -352,7 +93,7 @@ def _difference(expected: Sequence[str], frames: Sequence[Frame], call: Call) ->
 
 def _rest_verdict(run: Run, call: Call, followed: Followed, what: str) -> Verdict:
     """Judge what resumes brought after a call was cut."""
-    expected = run.baseline.messages[_messages_in(call.response.frames) :]
+    expected = run.baseline.messages[messages_in(call.response.frames) :]
     problem = _difference(expected, followed.frames, call)
     if problem is None:
         return _passed(f"{what}: the {len(expected)} missed messages, each once and in order")
@@ -364,7 +105,7 @@ def _ownership_verdict(call: Call, followed: Followed, what: str) -> Verdict:
     foreign = sum(call.is_foreign(frame) for frame in followed.frames)
     if foreign:
         return _failed(f"{what}: {foreign} messages of another call were served ({followed.last.received})")
-    if not _messages_in(followed.frames):
+    if not messages_in(followed.frames):
         return _not_applicable(f"{what} brings nothing: {followed.last.received}")
     return _passed(f"{what} brings messages of its own call only")
 
@@ -642,7 +383,7 @@ async def _reused_request_id(run: Run) -> Verdict:
     session = await run.open_session()
     request_id = 7
     first = await run.whole_call(session, request_id=request_id)
-    cursor = first.response.messages[_BEFORE_CUT - 1].id
+    cursor = first.response.messages[BEFORE_CUT - 1].id
     if cursor is None:
         return _not_applicable("there are no event ids")
     second = await session.call(request_id=request_id)
@@ -658,7 +399,7 @@ async def _reused_request_id(run: Run) -> Verdict:
     if any(first.is_foreign(frame) or frame.id in later for frame in response.messages):
         return _failed(f"the cursor of the first call was served messages of the second ({response.received})")
     if response.messages and not any(frame.is_error for frame in response.messages):
-        problem = _difference(run.baseline.messages[_BEFORE_CUT:], response.frames, first)
+        problem = _difference(run.baseline.messages[BEFORE_CUT:], response.frames, first)
         if problem is not None:
             return _failed(f"the cursor of the first call: {problem} ({response.received})")
         return _passed("the cursor of the first call brings the rest of the first call")
@@ -675,13 +416,13 @@ async def _completed_stream(run: Run) -> Verdict:
     session = await run.open_session()
     call = await run.whole_call(session)
     messages = call.response.messages
-    middle, last = messages[_BEFORE_CUT - 1].id, messages[-1].id
+    middle, last = messages[BEFORE_CUT - 1].id, messages[-1].id
     if middle is None or last is None:
         return _not_applicable("there are no event ids")
     response = await session.get(middle)
     await response.read_to_end(run.limits.silence_seconds)
     if response.messages and not any(frame.is_error for frame in response.messages):
-        problem = _difference(run.baseline.messages[_BEFORE_CUT:], response.frames, call)
+        problem = _difference(run.baseline.messages[BEFORE_CUT:], response.frames, call)
         if problem is not None:
             return _failed(f"the cursor before the answer: {problem} ({response.received})")
         if response.ending == "silent":
@@ -712,7 +453,7 @@ async def _take_over(run: Run) -> Verdict:
     cursor = call.response.cursor
     if cursor is None:
         return _not_applicable("there are no event ids")
-    expected = run.baseline.messages[_messages_in(call.response.frames) :]
+    expected = run.baseline.messages[messages_in(call.response.frames) :]
     followed = await run.follow(session, call.response)
     problem = _difference(expected, followed.frames, call)
     if problem is not None:
@@ -774,7 +515,7 @@ async def _standalone_cursor(run: Run) -> Verdict:
     call = await run.whole_call(session)
     if await standalone.read_to_end(run.limits.silence_seconds) != "silent":
         return _warning(f"the stream does not stay open: {standalone.received}")
-    expected = [_canonical(frame) for frame in standalone.messages]
+    expected = [canonical(frame) for frame in standalone.messages]
     resumed = await session.get(first.id)
     await resumed.read_to_end(run.limits.silence_seconds)
     if not resumed.is_stream:
@@ -823,7 +564,7 @@ async def _frozen_reader(run: Run) -> Verdict:
     said = f"the slowest ping took {slowest:.1f} s"
     if followed.is_refused:
         return _passed(f"{said}; the frozen call was then refused: {followed.last.received}")
-    problem = _difference(baseline.messages[_messages_in(call.response.frames) :], followed.frames, call)
+    problem = _difference(baseline.messages[messages_in(call.response.frames) :], followed.frames, call)
     if problem is not None:
         return _failed(f"{said}; the frozen call, resumed: {problem} ({followed.last.received})")
     return _passed(f"{said}; the frozen call was resumed, and complete")
