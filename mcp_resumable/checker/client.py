@@ -29,12 +29,14 @@ __all__ = [
     "Ending",
     "Frame",
     "FrameParser",
+    "Json",
     "Limits",
     "Response",
     "ServerFaultError",
     "Session",
     "Target",
     "Wire",
+    "parse_object",
     "printable",
 ]
 

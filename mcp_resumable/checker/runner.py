@@ -8,9 +8,10 @@ from importlib.metadata import version
 import anyio
 import httpx
 
-from mcp_resumable.checker.checks import CHECKS, Check, Run, Verdict
+from mcp_resumable.checker.checks import CHECKS, Check, Verdict
 from mcp_resumable.checker.client import Limits, ServerFaultError, Target, printable
 from mcp_resumable.checker.report import CheckResult, Exchange, Report
+from mcp_resumable.checker.run import Run
 
 __all__ = ["check_server"]
 
