@@ -63,6 +63,18 @@ def _program(name: str) -> tuple[str, ...]:
 PEERS: dict[str, Peer] = {
     "ours-1": Peer(title="mcp_resumable, memory, mcp 1.x", environment="mcp-1", command=_FIXTURE, packages=("mcp",)),
     "ours-2": Peer(title="mcp_resumable, memory, mcp 2.x", environment="mcp-2", command=_FIXTURE, packages=("mcp",)),
+    "redis-1": Peer(
+        title="mcp_resumable, Valkey, mcp 1.x",
+        environment="mcp-1",
+        command=_program("mcp_resumable_redis"),
+        packages=("mcp",),
+    ),
+    "redis-2": Peer(
+        title="mcp_resumable, Valkey, mcp 2.x",
+        environment="mcp-2",
+        command=_program("mcp_resumable_redis"),
+        packages=("mcp",),
+    ),
     "example-1": Peer(
         title="Python SDK 1.x, example store",
         environment="mcp-1",
@@ -98,6 +110,8 @@ PEERS: dict[str, Peer] = {
 VERSIONS = {
     "ours-1": {"mcp": "1.30.0"},
     "ours-2": {"mcp": "2.3.0"},
+    "redis-1": {"mcp": "1.30.0"},
+    "redis-2": {"mcp": "2.3.0"},
     "example-1": {"mcp": "1.30.0"},
     "example-2": {"mcp": "2.3.0"},
     "persist": {"mcp-persist": "2.2.0", "mcp": "2.3.0"},
@@ -123,6 +137,8 @@ _PYTHON_SDK = {
 OUTCOMES: dict[str, dict[str, str]] = {
     "ours-1": {},
     "ours-2": {},
+    "redis-1": {},
+    "redis-2": {},
     "example-1": {**_PYTHON_SDK, "future-id": "not_applicable"},
     "example-2": {**_PYTHON_SDK, "future-id": "not_applicable"},
     "persist": {**_PYTHON_SDK, "future-id": "failed", "polling": "warning"},
