@@ -14,7 +14,7 @@ from tests.redis.workers import TIMEOUT, at, crew
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
 
-SHORT = Retention(completed_seconds=0.5, idle_seconds=1)
+SHORT = Retention(completed_seconds=0.5, idle_seconds=2)
 
 
 def keys(server: Server, prefix: str) -> list[str]:
@@ -108,4 +108,5 @@ async def test_with_workers_gone_nothing_is_left(redis_server: Server) -> None:
         await storage.end_session("over")
         await storage.aclose()
         assert keys(redis_server, prefix)
+        assert keys_for_ever(redis_server, prefix) == []
         await until_true(lambda: not keys(redis_server, prefix))
