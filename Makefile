@@ -13,9 +13,10 @@
 #   make conformance   the official conformance suite, both SDK lines
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
-#   make checked-servers   other servers, checked from outside; writes docs/checked-servers.md
+#   make peers         other servers, checked from outside; writes docs/checked-servers.md
 #   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
-#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
+#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random); and workers
+#                      that are killed, 4 times, or 50 with SECONDS=60
 #   make soak-ceilings floods that memory must withstand, SECONDS=20 each
 #   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
 
@@ -50,7 +51,7 @@ show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 
 .PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
 .PHONY: redis soak-ceilings bench
-.PHONY: checked-servers
+.PHONY: peers
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
@@ -69,7 +70,7 @@ $(foreach sdk,$(covered),$(eval coverage_$(sdk) := -m coverage run))
 $(SDKS:%=test-%): test-%: .venvs/mcp-%/ready .venvs/mcp-$$(other_$$*)/ready
 	@$(call show_sdk,.venvs/mcp-$*)
 	MCP_RESUMABLE_OTHER_PYTHON=$(CURDIR)/.venvs/mcp-$(other_$*)/bin/python COVERAGE_FILE=.coverage.mcp-$* \
-		SOAK_SECONDS=2 .venvs/mcp-$*/bin/python $(coverage_$*) -m pytest $(PYTEST)
+		ONLY_WHAT_DEPENDS_ON_THE_SDK=$(if $(filter 2,$*),,1) SOAK_SECONDS=2 .venvs/mcp-$*/bin/python $(coverage_$*) -m pytest $(PYTEST)
 
 matrix: $(SDKS:%=test-%)
 	$(MAKE) coverage
@@ -125,7 +126,7 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 	.venvs/fastmcp-4/bin/python -m pytest tests/frameworks $(PYTEST)
 
 # node and npm are only needed for one of the servers; without them it is left out, loudly.
-checked-servers: .venvs/mcp-1/ready .venvs/mcp-2/ready .venvs/peers/ready $(if $(shell command -v npm),.venvs/peers-node/ready)
+peers: .venvs/mcp-1/ready .venvs/mcp-2/ready .venvs/peers/ready $(if $(shell command -v npm),.venvs/peers-node/ready)
 	MCP_RESUMABLE_PEERS=$(CURDIR)/.venvs .venvs/mcp-2/bin/python -m pytest tests/peers $(PYTEST)
 
 redis: .venvs/mcp-2/ready .venvs/redis/redis-server
@@ -133,6 +134,7 @@ redis: .venvs/mcp-2/ready .venvs/redis/redis-server
 
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
+	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m pytest --capture=no tests/redis/test_processes.py
 
 soak-ceilings: .venvs/bench/ready
 	.venvs/bench/bin/python -m benchmarks.ceilings --seconds $(SECONDS)
@@ -176,13 +178,12 @@ bench: .venvs/bench/ready
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@
 
-# Exact, since what each does is pinned; the npm package's version is in package.json.
-.venvs/peers/ready: Makefile
+.venvs/peers/ready: tests/peers/programs/requirements.txt
 	$(call new_environment,$(@D))
-	$(@D)/bin/python -m pip install --quiet 'fastmcp==4.2.3' 'mcp-persist[sqlite]==2.2.0' 'mcp==2.3.0' uvicorn
+	$(@D)/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
-.venvs/peers-node/ready: tests/peers/programs/package.json tests/peers/programs/package-lock.json tests/peers/programs/typescript_sdk.mjs
+.venvs/peers-node/ready: $(addprefix tests/peers/programs/,package.json package-lock.json typescript_sdk.mjs)
 	rm -rf $(@D) && mkdir -p $(@D) && cp $^ $(@D)
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@

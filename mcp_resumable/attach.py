@@ -101,18 +101,21 @@ def place(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> 
         transport_for=functools.partial(_transport_for, manager, store),
     )
     _set_entry(manager, layer)
-    _announce_end(manager, store)
+    _announce_end(manager, store, layer)
 
 
-def _announce_end(manager: StreamableHTTPSessionManager, store: ResumableEventStore) -> None:
-    """Let the store know when `manager` has ended: right after that uvicorn ends the process, by the signal itself."""
+def _announce_end(manager: StreamableHTTPSessionManager, store: ResumableEventStore, layer: ResumptionLayer) -> None:
+    """Let the store know when `manager` ends, and when it has: uvicorn then ends the process, by the signal itself."""
     run = manager.run
 
     @asynccontextmanager
     async def run_and_announce_end() -> AsyncGenerator[None]:
         try:
             async with run():
-                yield
+                try:
+                    yield
+                finally:
+                    store.server_ends(layer)
         finally:
             await store.server_is_over()
 

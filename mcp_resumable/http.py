@@ -116,9 +116,11 @@ class ResumptionLayer:
                 return await self._serve_opening(credential, self._pass(scope), receive, send)
             return await self.app(scope, receive, send)
         binding = self.store.find_binding(session_id)
-        if binding is None and method == "GET" and header(headers, _LAST_EVENT_ID):
+        is_own = binding is not None and binding.credential == credential
+        if not is_own and method == "GET" and header(headers, _LAST_EVENT_ID):
+            # Also where the session is here and someone else's: they are not to tell it from one that is nowhere.
             return await self._serve_visit(session_id, credential, scope, receive, send)
-        if binding is None or binding.layer is not self or binding.credential != credential:
+        if binding is None or not is_own or binding.layer is not self:
             return await self.app(scope, receive, send)
         scope = self._pass(scope)
         wire = self._wire_for(binding, receive, send)
@@ -269,7 +271,7 @@ async def _respond(send: Send, error: ResumptionError, session_id: str | None) -
     request_id = error.request_id if isinstance(error, DuplicateRequestIdError) else None
     body = body_text(error, request_id).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if session_id is not None:
+    if session_id is not None and not isinstance(error, SessionNotFoundError):
         headers.append((_SESSION_ID, session_id.encode("latin-1")))
     if isinstance(error, StorageUnavailableError):
         headers.append((b"retry-after", str(error.retry_after_seconds).encode()))

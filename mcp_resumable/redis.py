@@ -91,8 +91,9 @@ _PULSE_SECONDS = 0.5
 _RETIRE_SECONDS = 1.0
 # How long the doorbell is quiet before channels that nobody waits for are given up.
 _LISTEN_SECONDS = 5.0
-# A reader whose doorbell was missed reads again within this time.
-_SWEEP_PULSES = 10
+# A reader reads again within so many pulses, should its doorbell have been missed: half a minute. Ten thousand idle
+# readers cost a few percent of a CPU that way. A connection that breaks is noticed by itself.
+_SWEEP_PULSES = 60
 # Sessions whose keys are kept in one pulse, at least; and in one call, at most.
 _KEPT_SESSIONS = 64
 _MAX_KEPT_SESSIONS = 256
@@ -334,6 +335,7 @@ class RedisStorage(SharedStorage):
 
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:
         """See `SharedStorage`."""
+        self._is_leased = True
         lease = int(self.lease_seconds * 1000)
         is_current = await self.call("own", _bytes(session_id), str(generation), self.worker_id, lease, credential)
         if is_current[0]:
@@ -356,7 +358,8 @@ class RedisStorage(SharedStorage):
             return None
         generation, worker, credential, is_alive, is_forked, is_abandoned, carried_seq = answer
         is_alive = bool(is_alive or (worker and not is_abandoned and self._is_lenient()))
-        self._owners[worker.decode()] = is_alive
+        if not is_abandoned:  # That says nothing of its worker's other sessions.
+            self._saw_owner(worker.decode(), is_alive=is_alive)
         return Ownership(
             generation=cast(Generation, _generation(generation)),
             worker=worker.decode(),
@@ -538,13 +541,16 @@ class RedisStorage(SharedStorage):
         for worker_id in watched:
             with anyio.fail_after(self._timeout_seconds):
                 is_alive = bool(await self._client.exists(f"{self._key_prefix}w:{worker_id}"))
-            if is_alive or self._is_lenient():
-                self._owners[worker_id] = True
-            elif self._owners[worker_id]:
-                self._owners[worker_id] = False
-                self._doorbell.ring_all()
+            if is_alive or self._is_lenient() or self._owners[worker_id]:
+                self._saw_owner(worker_id, is_alive=is_alive or self._is_lenient())
             else:
                 del self._owners[worker_id]  # Asked again by whoever still wants to know.
+
+    def _saw_owner(self, worker_id: str, *, is_alive: bool) -> None:
+        was_alive = self._owners.get(worker_id, False)
+        self._owners[worker_id] = is_alive
+        if was_alive and not is_alive:
+            self._doorbell.ring_all()
 
     async def _listen(self) -> None:
         """Pass on what the channels say, over one connection that is made again whenever it breaks."""

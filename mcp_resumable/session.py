@@ -168,9 +168,11 @@ class SessionBinding:
         status: `unclaimed` until the storage has answered the first claim; `evicted` when retention dropped the
             session, or another worker gave it up (its next request claims anew); `superseded` when another writer
             claimed it; `ended` when it is over; `visiting` for a session of another worker, which is only read here.
+        outlives_server: It stays in the storage when its server stops, for other workers to read what is complete.
         owner: The worker that serves a session that is `visiting`.
         is_orphaned: That worker was found dead.
         noted_seq: What that worker knows of `carried_seq`.
+        visits: The bindings of the same session, where it is `visiting`.
         calls: Unanswered or still served requests by request id as text.
         standalone: The standalone stream's place.
         unsettled: Calls with lost events of which the storage does not know yet.
@@ -191,9 +193,11 @@ class SessionBinding:
     session_id: str | None = None
     generation: Generation | None = None
     status: Literal["unclaimed", "live", "evicted", "superseded", "ended", "visiting"] = "unclaimed"
+    outlives_server: bool = False
     owner: str = ""
     is_orphaned: bool = False
     noted_seq: int = 0
+    visits: object = None
     calls: dict[str, Call] = field(default_factory=dict[str, Call])
     standalone: Call = field(default_factory=lambda: Call(request_id=None, stream=STANDALONE))
     unsettled: dict[Call, None] = field(default_factory=dict["Call", None])

@@ -19,9 +19,11 @@ method may raise whatever its backend raises where it cannot answer: the store t
 from __future__ import annotations
 
 import secrets
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Annotated
 
 import anyio
@@ -29,6 +31,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mcp_resumable.cursor import STANDALONE, EventCursor, Generation, StreamId
 from mcp_resumable.decision import Snapshot
+
+if sys.version_info >= (3, 11):
+    from typing import Self
+else:
+    from typing_extensions import Self
 
 __all__ = [
     "AppendRefusedError",
@@ -357,6 +364,16 @@ class Storage(ABC):
 
     async def aclose(self) -> None:  # noqa: B027  # most storages have nothing to release
         """Release what this instance opened itself; what was handed to it stays open. Idempotent."""
+
+    async def __aenter__(self) -> Self:
+        """Return the storage; leaving the context closes it."""
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the storage."""
+        await self.aclose()
 
     @abstractmethod
     async def _claim_generation(self, session_id: str, nonce: str, *, create: bool) -> Generation | None:

@@ -31,6 +31,9 @@ from mcp_resumable.writer import Writer
 
 __all__ = ["ResumableEventStore"]
 
+# The SDK's have 32 characters. What a client presents becomes part of a storage's keys, and of lines in the log.
+_MAX_SESSION_ID_LENGTH = 256
+
 
 class ResumableEventStore(EventStore):
     """An event store that resumes a stream only where that is safe. Pass it as `event_store`; that is all.
@@ -243,8 +246,8 @@ class ResumableEventStore(EventStore):
         return self._bindings.get(session_id)
 
     def visit_session(self, session_id: str, layer: object, credential: object) -> SessionBinding | None:
-        """Return a binding for a session that another worker may serve; None where the storage is not shared."""
-        if self._workers is None:
+        """Return a binding for a session that another worker may serve; None where there can be none."""
+        if self._workers is None or len(session_id) > _MAX_SESSION_ID_LENGTH:
             return None
         return self._workers.visit(session_id, credential, store=self, layer=layer)
 
@@ -252,6 +255,12 @@ class ResumableEventStore(EventStore):
         """Give a binding its session id, as the response to the opening request names it."""
         self._bindings[session_id] = binding
         await self._writer.attach(binding, session_id)
+
+    def server_ends(self, layer: object) -> None:
+        """Take in that the server behind a layer is about to end its sessions."""
+        for binding in self._bindings.values():
+            if self._workers is not None and binding.layer is layer:
+                binding.outlives_server = True
 
     async def server_is_over(self) -> None:
         """Let other workers know where the last session of this one has ended with its server."""

@@ -23,18 +23,24 @@ class WorkerLink:
         self._bindings = bindings
         self._writer = writer
         self._ledger = ledger
-        # By session and credential: a visitor that turns out to have the wrong one shares nothing with the right one.
-        self._visits: WeakValueDictionary[tuple[str, str], SessionBinding] = WeakValueDictionary()
+        # By session, and by credential: a visitor who turns out to have a wrong one shares nothing with the right one.
+        self._visits: WeakValueDictionary[str, _Visits] = WeakValueDictionary()
 
     def visit(self, session_id: str, credential: object, *, store: object, layer: object) -> SessionBinding:
         """Return the binding for a session that this worker does not serve, if anybody does."""
-        key = (session_id, digest_of(credential))
-        binding = self._visits.get(key)
+        visits = self._visits.setdefault(session_id, _Visits())
+        digest = digest_of(credential)
+        binding = visits.get(digest)
         if binding is None:
-            binding = SessionBinding(
-                store=store, layer=layer, credential=credential, nonce="", session_id=session_id, status="visiting"
+            binding = visits[digest] = SessionBinding(
+                store=store,
+                layer=layer,
+                credential=credential,
+                nonce="",
+                session_id=session_id,
+                status="visiting",
+                visits=visits,
             )
-            self._visits[key] = binding
         return binding
 
     async def on_recovered(self) -> None:
@@ -66,6 +72,11 @@ class WorkerLink:
     def on_taken_over(self, session_id: str, stream: str, number: int) -> None:
         """See `Worker`."""
         own = self._bindings.get(session_id)
-        visits = [binding for (visited, _), binding in self._visits.items() if visited == session_id]
-        for binding in [*visits, *([own] if own is not None else [])]:
+        if own is not None:
+            own.taken_over(stream, number)
+        for binding in list(self._visits.get(session_id, _Visits()).values()):
             binding.taken_over(stream, number)
+
+
+class _Visits(WeakValueDictionary[str, SessionBinding]):
+    """The bindings of one session that is visited; each of them keeps it."""

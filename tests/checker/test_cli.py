@@ -238,7 +238,7 @@ def test_the_fixture_says_where_it_cannot_listen() -> None:
 
 @pytest.mark.anyio
 async def test_the_fixture_serves_the_tool_on_this_line_of_the_sdk() -> None:
-    """All checks, with a load, are for `make checked-servers`."""
+    """All checks, with a load, are for `make peers`."""
     limits = Limits(timeout_seconds=20, silence_seconds=0.5)
     names = ["exact-resume", "standalone-cursor", "polling"]
     with anyio.fail_after(TIMEOUT_SECONDS):

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from mcp_resumable.checker import CouldNotCheckError, Limits, Report, Target, check_server
+from mcp_resumable.checker import CHECKS, CouldNotCheckError, Limits, Report, Target, check_server
 
 from .wrong_server import Request, WrongServer, serving
 
@@ -228,6 +228,66 @@ async def answering_resumes(answer: Answer) -> AsyncIterator[tuple[WrongServer, 
     async with serving(app) as port:
         yield server, port
         server.stop()
+
+
+async def answer_only(request: Request) -> None:
+    await request.start(200, "text/event-stream")
+    await request.write('data: {"jsonrpc": "2.0", "id": 7, "result": []}\n\n')
+    await request.end()
+
+
+async def cursors_only(request: Request) -> None:
+    await request.start(200, "text/event-stream")
+    await request.write("id: 1\nretry: 1\ndata:\n\n" * 5)
+    await request.end()
+
+
+async def two_errors(request: Request) -> None:
+    await request.start(200, "text/event-stream")
+    await request.write('id: 1\ndata: {"id": null, "error": {}}\n\n' * 2)
+    await request.end()
+
+
+async def no_body(request: Request) -> None:
+    await request.start(200, "text/event-stream")
+    await request.end()
+
+
+TO_EVERYTHING: list[Answer] = [*IN_THE_MIDDLE, answer_only, cursors_only, two_errors, no_body, page, unauthorized]
+
+
+@pytest.mark.parametrize("answer", TO_EVERYTHING, ids=[answer.__name__ for answer in TO_EVERYTHING])
+async def test_nonsense_to_everything_after_the_first_calls_crashes_no_check(answer: Answer) -> None:
+    """Sessions can be opened and ended; each call after the first ones, each ping and each GET is answered nonsense."""
+    server = WrongServer()
+    calls = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal calls
+        request = Request(scope, receive, send)
+        body = await request.json() if request.method == "POST" else {}
+        calls += body.get("method") == "tools/call"
+        is_asked = request.method == "GET" or body.get("method") in ("ping", "tools/call")
+        if calls > 2 and is_asked:
+            await answer(request)
+            return
+
+        unread = [{"type": "http.request", "body": json.dumps(body).encode()}] if body else []
+
+        async def receive_again() -> Any:
+            return unread.pop() if unread else await receive()
+
+        await server(scope, receive_again, send)
+
+    limits = replace(LIMITS, silence_seconds=0.05, max_requests=1_000, min_load_bytes=1)
+    with anyio.fail_after(TIMEOUT_SECONDS):
+        async with serving(app) as port:
+            target = target_of(port, load_arguments={"events": 8}, poll_arguments={"close_after": 2})
+            report = await check_server(target, limits)
+        server.stop()
+    assert len(report.results) == len(CHECKS)
+    printed(report)
+    assert server.open_sessions == []
 
 
 @pytest.mark.parametrize("answer", IN_THE_MIDDLE, ids=[answer.__name__ for answer in IN_THE_MIDDLE])

@@ -1,1 +1,1 @@
-"""Real servers, checked from outside: `make checked-servers`."""
+"""Real servers, checked from outside: `make peers`."""

@@ -1,4 +1,4 @@
-"""Checks real servers and writes `docs/checked-servers.md`: `make checked-servers`.
+"""Checks real servers and writes `docs/checked-servers.md`: `make peers`.
 
 Each server is an entry of `PEERS`: a program, the environment under `.venvs` that it runs in, and the packages whose
 versions the document names. What is known of it is pinned in `OUTCOMES`; a server of ours has to pass everything.
@@ -181,7 +181,7 @@ async def run() -> Run:
 async def _check(result: Run, name: str, peer: Peer, limiter: anyio.CapacityLimiter) -> None:
     directory = _directory(peer.environment)
     if not directory.is_dir():
-        result.not_run[name] = f"NOT RUN: {directory.name} is not there; `make checked-servers` makes it"
+        result.not_run[name] = f"NOT RUN: {directory.name} is not there; `make peers` makes it"
         return
     async with limiter:
         result.versions[name] = _versions(directory, peer.packages)
@@ -245,7 +245,7 @@ def render(result: Run, date: datetime.date) -> str:
     lines = [
         "# Checked servers",
         "",
-        f"Written by `make checked-servers` on {date.isoformat()}: what `mcp-resumable check` found of servers that",
+        f"Written by `make peers` on {date.isoformat()}: what `mcp-resumable check` found of servers that",
         "each serve the same tool. A warning is about what the specification only recommends, or what costs a client",
         "no message. † varies from run to run: it depends on what is sent within the same millisecond.",
         "",

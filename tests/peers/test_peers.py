@@ -1,4 +1,4 @@
-"""What the checker finds of real servers, pinned. Other people's software, so only `make checked-servers` runs it.
+"""What the checker finds of real servers, pinned. Other people's software, so only `make peers` runs it.
 
 Each failure was confirmed by hand with curl on the versions in `VERSIONS`, given up after three seconds where a
 connection stayed open. A "call" is `tools/call` of `count`, with a progress token of its own; "GET id" is a GET with
@@ -41,7 +41,7 @@ from . import peers
 
 pytestmark = pytest.mark.skipif(
     "MCP_RESUMABLE_PEERS" not in os.environ,
-    reason="NOT RUN: the checked servers are other people's software; `make checked-servers` runs this",
+    reason="NOT RUN: the checked servers are other people's software; `make peers` runs this",
 )
 
 

@@ -95,6 +95,42 @@ async def test_a_session_that_ends_in_silence_ends_its_tails_on_other_workers(re
         assert (await there.get(ids[3])).status == 404
 
 
+async def test_a_tail_ends_when_another_client_finds_its_owner_dead(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who came first after the lease had run out was told; who waited already was passed over, for seconds."""
+
+    async def nothing() -> None:
+        pass
+
+    # No pulse may do in time what is to be done at once.
+    monkeypatch.setattr("mcp_resumable.redis._SWEEP_PULSES", 1_000_000)
+    monkeypatch.setattr(RedisStorage, "_look_at_owners", lambda _self: nothing())
+    monkeypatch.setattr(RedisStorage, "_renew_lease", lambda _self: nothing())
+    async with (
+        crew(redis_server, lease_seconds=NEVER) as c,
+        session(c.workers[0]) as client,
+        session(c.workers[0]) as other,
+        at(client, c.workers[1]) as there,
+        at(other, c.workers[1]) as other_there,
+    ):
+        _, ids = await held(client)
+        cursor = (await other.ping(1)).id
+        first = hold(c.storages[1], "_wait")
+        tail = await there.get(ids[3])
+        assert (await tail.event()).id == ids[3]
+        await first.until_reached()
+        # It reads once more when it is subscribed, and then waits.
+        second = hold(c.storages[1], "_wait")
+        first.release()
+        await second.until_reached()
+        second.release()
+        c.delete(f"w:{c.storages[0].worker_id}")
+        await other_there.get(cursor)
+        assert await tail.rest() == []
+        assert (await there.get(ids[3])).status == 404
+
+
 async def test_an_owner_is_not_given_up_right_after_the_storage_failed(redis_server: Server) -> None:
     """After a Redis that was away for a lease, whoever reached it first gave up the others' sessions."""
     async with (

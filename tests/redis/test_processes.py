@@ -125,7 +125,7 @@ class Caller:
 
 def check_printed(worker: WorkerProcess) -> None:
     """Check that a worker has not complained of anything."""
-    assert not re.search(r"Traceback|ERROR|never awaited|destroyed|unclosed", worker.printed), worker.printed
+    assert not re.search(r"Traceback|ERROR|never awaited|destroyed|(?i:unclosed)", worker.printed), worker.printed
 
 
 async def open_caller(name: str, history: History, worker: WorkerProcess) -> Caller:
@@ -214,8 +214,8 @@ async def kill_owner(
             tasks.start_soon(kill)
             for caller in callers:
                 tasks.start_soon(use, caller)
-    last = max(reading.ended for reading in history.readings if reading.client.startswith(f"kill {number} "))
-    return callers, last - killed_at
+    ends = [reading.ended for reading in history.readings if reading.client.startswith(f"kill {number} ")]
+    return callers, max(ends, default=killed_at) - killed_at
 
 
 @pytest.mark.parametrize("rejection", ["status", "stream"])
@@ -408,12 +408,42 @@ async def test_a_generation_moved_while_its_worker_was_paused_goes_on_there_afte
         judge(p.processes.history())
 
 
+async def test_a_visitor_that_was_paused_while_the_session_moved_carries_one_generation(
+    redis_server: Server, tmp_path: Path
+) -> None:
+    async with worker_processes(redis_server, tmp_path, 1) as processes:
+        (visitor,) = processes.workers
+        async with (
+            crew(redis_server, 1, prefix=processes.prefix) as c,
+            session(c.workers[0]) as client,
+            at(client, visitor) as there,
+        ):
+            call = await client.call("hold", 7, n=3, tag="7")
+            ids = [frame.id for frame in await call.events(4)]
+            tail = await there.get(ids[3])
+            assert (await tail.event()).id == ids[3]
+            visitor.pause()
+            hold = await c.workers[0].hold("7")
+            await hold.progress(4)
+            generation = await c.workers[0].store.advance_generation(client.sid)
+            await hold.progress(5)
+            await hold.finish()
+            visitor.go_on()
+            # The doorbell rang before the move; whether it was read in time is the visitor's luck.
+            assert [frame.progress for frame in await tail.rest()] in ([], [4])
+            assert await refusal_of(there, ids[3] or "") == "409 generation_mismatch"
+            current = await there.get(f"{generation}:1.Nw:0")
+            assert (await current.rest())[-1].answer_text == "done"
+        check_printed(visitor)
+
+
 async def test_a_worker_that_is_told_to_stop_ends_all_tails_and_gives_its_lease_back(
     redis_server: Server, tmp_path: Path
 ) -> None:
     """Whoever resumes elsewhere had to wait until the lease ran out."""
     async with worker_processes(redis_server, tmp_path, 2) as processes, AsyncExitStack() as stack:
         own: list[Response] = []
+        answers: list[tuple[RawClient, str]] = []
         tails: dict[WorkerProcess, list[Response]] = {worker: [] for worker in processes.workers}
         with anyio.fail_after(PATIENCE_SECONDS):
             for number in range(20):
@@ -422,6 +452,8 @@ async def test_a_worker_that_is_told_to_stop_ends_all_tails_and_gives_its_lease_
                 there = await stack.enter_async_context(at(client, other))
                 own.append(await client.get())
                 await own[-1].event()
+                if owner is processes.workers[0]:
+                    answers.append((there, (await client.ping(1)).id or ""))
                 call = await client.call("hold", 7, n=2, tag=str(number))
                 cursor = (await call.events(2))[-1].id
                 tail = await there.get(cursor)
@@ -437,6 +469,10 @@ async def test_a_worker_that_is_told_to_stop_ends_all_tails_and_gives_its_lease_
                 remaining = processes.leases(redis_server)
                 assert len(remaining) == len(leases) - 1
                 leases = remaining
+                while answers:  # Of the first worker's: what is complete can still be had from the second.
+                    there, cursor = answers.pop()
+                    complete = await there.get(f"{cursor.rpartition(':')[0]}:0")
+                    assert [frame.is_answer for frame in await complete.rest()] == [False, True]
             for standalone in own:
                 assert await standalone.rest() == []
         for worker in processes.workers:

@@ -104,6 +104,14 @@ async def test_what_belongs_to_the_owner_is_404_on_another_worker(redis_server: 
         assert (await client.ping(2)).is_answer
 
 
+async def test_an_oversized_session_id_is_neither_looked_up_nor_logged(redis_server: Server) -> None:
+    async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+        _, ids = await held(client)
+        there.session_id = "x" * 257
+        assert (await there.get(ids[0])).status == 404
+        assert c.workers[1].store.stats().decisions == {}
+
+
 async def test_the_sdks_checks_come_first_on_another_worker(redis_server: Server) -> None:
     async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
         _, ids = await held(client)
