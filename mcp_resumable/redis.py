@@ -35,7 +35,7 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -72,6 +72,8 @@ from mcp_resumable.storage import (
 
 __all__ = ["RedisStorage", "RedisUnavailableError"]
 
+_T = TypeVar("_T")
+
 logger = logging.getLogger("mcp_resumable")
 
 _PREFIX = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
@@ -82,6 +84,11 @@ _MAX_REMEMBERED_GENERATIONS = 1_000
 # Of a call: bounds how long the server is busy with one script, a few milliseconds.
 _MAX_CALL_ITEMS = 128
 _MAX_CALL_BYTES = 1024 * 1024
+
+# At a time, each on a connection of its own.
+_MAX_CALLS = 16
+# Turns of the time that an operation may take.
+_TURNS = 4
 
 # The bytes of a place before its event: its number, and "=".
 _PLACE_OVERHEAD = 7
@@ -169,6 +176,7 @@ class RedisStorage(SharedStorage):
         # Whether the server is still the one that answered before, as far as its connections tell.
         self._is_same_server = True
         self._charged_bytes: int | None = None
+        self._slots = asyncio.Semaphore(_MAX_CALLS)
         self._tasks: list[asyncio.Task[None]] = []
         self._announcements: set[asyncio.Task[None]] = set()
         self._is_leased = False
@@ -415,27 +423,51 @@ class RedisStorage(SharedStorage):
     async def call(self, script: str, *arguments: bytes | str | int) -> list[Any]:
         """Run a script and return what it answers; the evicted events are counted."""
         self._start()
-        if self._failure is not None:
-            raise RedisUnavailableError(f"the server has failed, and not answered since: {self._failure}")
-        try:
-            return await self._run(script, arguments)
-        except (RedisError, OSError, TimeoutError) as exc:
-            await self._note_failure(exc)
-            raise
+        async with self._slots:
+            if self._failure is not None:
+                raise RedisUnavailableError(f"the server has failed, and not answered since: {self._failure}")
+            try:
+                return await self._run(script, arguments)
+            except (RedisError, OSError, TimeoutError) as exc:
+                await self._note_failure(exc)
+                raise
 
     async def _run(self, script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
-        with anyio.fail_after(self._timeout_seconds):
-            if not self._scripts.is_server_known:
-                await self._get_to_know_server()
-            offset = int(self._clock_offset() * 1000)
-            try:
-                answer = await self._scripts.run(self._client, script, (offset, *arguments))
-            except RedisConnectionError:
-                # A connection that the server has closed meanwhile. Each script may be run twice: an append knows its
-                # token, as a stream does, and a claim its nonce.
-                answer = await self._scripts.run(self._client, script, (offset, *arguments))
+        answer = await self._in_time(self._attempt(script, arguments))
         self.evicted_events += answer[0]
         return answer[1:]
+
+    async def _attempt(self, script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
+        if not self._scripts.is_server_known:
+            await self._get_to_know_server()
+        offset = int(self._clock_offset() * 1000)
+        try:
+            return await self._scripts.run(self._client, script, (offset, *arguments))
+        except RedisConnectionError:
+            # A connection that the server has closed meanwhile. Each script may be run twice: an append knows its
+            # token, as a stream does, and a claim its nonce.
+            return await self._scripts.run(self._client, script, (offset, *arguments))
+
+    async def _in_time(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return what `work` returns, if that takes no longer than an operation may.
+
+        In turns, so that an event loop that was busy with something else for longer (a garbage collection, a thousand
+        clients that come back at once) has spent one of them and not all: the answer may be there already.
+
+        Raises:
+            TimeoutError: When it takes longer.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            for _ in range(_TURNS):
+                done, _pending = await asyncio.wait((task,), timeout=self._timeout_seconds / _TURNS)
+                if done:
+                    return task.result()
+            raise TimeoutError("the server did not answer in time")
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
 
     async def _get_to_know_server(self) -> None:
         try:
@@ -534,6 +566,9 @@ class RedisStorage(SharedStorage):
                 for worker in self._workers:
                     await worker.on_moved(session_id, is_ended=False)
 
+    async def _exists(self, key: str) -> bool:
+        return bool(await self._client.exists(key))
+
     def _is_lenient(self) -> bool:
         """Tell whether leases may have run out because the server was away: each worker renews its own when it can."""
         return asyncio.get_running_loop().time() < self._lenient_until
@@ -541,8 +576,7 @@ class RedisStorage(SharedStorage):
     async def _look_at_owners(self) -> None:
         watched = list(self._owners)
         for worker_id in watched:
-            with anyio.fail_after(self._timeout_seconds):
-                is_alive = bool(await self._client.exists(f"{self._key_prefix}w:{worker_id}"))
+            is_alive = bool(await self._in_time(self._exists(f"{self._key_prefix}w:{worker_id}")))
             if is_alive or self._is_lenient() or self._owners[worker_id]:
                 self._saw_owner(worker_id, is_alive=is_alive or self._is_lenient())
             else:

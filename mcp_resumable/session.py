@@ -88,14 +88,14 @@ class Connection:
             self._receiving.cancel()
 
     @contextmanager
-    def receiving(self) -> Generator[None]:
-        """Wait for the client in here; `close` ends the wait."""
+    def receiving(self) -> Generator[anyio.CancelScope]:
+        """Wait for the client in here; `close` ends the wait, and so does the scope's deadline, if it is given one."""
         with anyio.CancelScope() as scope:
             if self.is_closed:
                 scope.cancel()
             self._receiving = scope
             try:
-                yield
+                yield scope
             finally:
                 self._receiving = None
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, cast
 
 import anyio
@@ -48,6 +48,11 @@ class Wire:
         self._has_frame = False
         self._is_complete = False
         self._is_stalled = False
+        # The wait for the client, if there is one.
+        self._watch: anyio.CancelScope | None = None
+        # Sends that are under way (a keep-alive may cross an event), and since when there have been any.
+        self._sends = 0
+        self._sending_since: float | None = None
 
     async def read_request_id(self, max_body_size: int) -> int | str | None:
         """Read the body ahead and return the id of the JSON-RPC request in it; None where there is none.
@@ -69,8 +74,15 @@ class Wire:
         """Receive from the client; a closed connection looks like a client that has gone."""
         if self._unread:
             return self._unread.popleft()
-        with self.connection.receiving():
-            return await self._receive()
+        while not self.connection.is_closed and not self._is_send_overdue():
+            with self.connection.receiving() as watch:
+                if self._sending_since is not None:
+                    watch.deadline = self._sending_since + self._send_timeout
+                self._watch = watch
+                try:
+                    return await self._receive()
+                finally:
+                    self._watch = None
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message, *, even_if_closed: bool = False) -> None:
@@ -85,11 +97,14 @@ class Wire:
             return
         elif not message.get("more_body", False) and not message.get("body", b""):
             message = {**message, "body": self._last_frame()}
-        if not await _finishes_within(self._send_timeout, self._send(message)):
-            self._is_stalled = True
-            self.connection.close()
-            self.on_stall()
-            return
+        if self._watch is not None:
+            await self._send_watched(message, self._watch)
+        else:
+            with anyio.move_on_after(self._send_timeout) as scope:
+                await self._send(message)
+            if scope.cancelled_caught:
+                self._give_up()
+                return
         self._has_begun = True
         if message["type"] == "http.response.body":
             self._is_complete = not message.get("more_body", False)
@@ -99,13 +114,43 @@ class Wire:
                 if self.connection.in_transit:
                     self.connection.on_event_written()
 
+    async def _send_watched(self, message: Message, watch: anyio.CancelScope) -> None:
+        """Send while somebody waits for the client: a look at the clock, where a timer takes as long as an append.
+
+        Once the send is overdue, the one who waits gives the client up and is told that it has gone, and the SDK then
+        cancels the send. The wait's deadline is set by the first send after the last look.
+        """
+        if self._sending_since is None:
+            self._sending_since = anyio.current_time()
+            if watch.deadline == math.inf:
+                watch.deadline = self._sending_since + self._send_timeout
+        self._sends += 1
+        try:
+            await self._send(message)
+        finally:
+            self._sends -= 1
+            if not self._sends:
+                self._sending_since = None
+
+    def _is_send_overdue(self) -> bool:
+        since = self._sending_since
+        if since is None or anyio.current_time() < since + self._send_timeout:
+            return False
+        self._give_up()
+        return True
+
+    def _give_up(self) -> None:
+        self._is_stalled = True
+        self.connection.close()
+        self.on_stall()
+
     async def finish(self) -> None:
         """End the body cleanly where the SDK did not, because the connection was closed or the server shuts down."""
         if not self._has_begun or self._is_complete or self._is_stalled:
             return
         self._is_complete = True
-        end = {"type": "http.response.body", "body": self._last_frame(), "more_body": False}
-        await _finishes_within(self._send_timeout, self._send(end))
+        with anyio.move_on_after(self._send_timeout):
+            await self._send({"type": "http.response.body", "body": self._last_frame(), "more_body": False})
 
     def _last_frame(self) -> bytes:
         if self.last_resort is None or self._has_frame or not self._is_event_stream:
@@ -159,48 +204,6 @@ class Gate:
             # The store ended without a decision, which it must not.
             self.error = StorageUnavailableError()
         # Otherwise a keep-alive comment before the decision, or the empty end of a refused stream.
-
-
-async def _finishes_within(seconds: float, work: Awaitable[None]) -> bool:
-    """Await `work`, and tell whether it finished in time.
-
-    A timer costs as much as the append of two events, and a server takes nearly everything that is sent without
-    waiting. So there is one only if `work` waits.
-    """
-    steps = work.__await__()
-    try:
-        awaited = next(steps)
-    except StopIteration:
-        return True
-    with anyio.move_on_after(seconds) as scope:
-        await _Begun(steps, awaited)
-    return not scope.cancelled_caught
-
-
-class _Begun:
-    """The rest of a coroutine that has taken its first step, and waits for what that has yielded to the event loop."""
-
-    def __init__(self, steps: Generator[Any, Any, None], awaited: object) -> None:
-        self._steps = steps
-        self._awaited = awaited
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        """Do what `yield from` does, but for the first step (PEP 380)."""
-        awaited = self._awaited
-        while True:
-            try:
-                answer = yield awaited
-            except GeneratorExit:
-                self._steps.close()
-                raise
-            except BaseException as exc:
-                step = partial(self._steps.throw, exc)
-            else:
-                step = partial(self._steps.send, answer)
-            try:
-                awaited = step()
-            except StopIteration:
-                return
 
 
 def _request_id_of(body: bytes | bytearray) -> int | str | None:
