@@ -478,6 +478,8 @@ class RedisStorage(SharedStorage):
                 "INFO is not permitted: a fail-over that loses the last events of this Redis is not detected, and a "
                 "client may be resumed over the loss. Permit it (ACL: +info)"
             )
+        # Not permitted, it fails here, before anything is stored, and at each pulse: so that is said once.
+        await self._client.publish(self._lease, b"")
         self._scripts.is_server_known = True
 
     @property
@@ -601,7 +603,9 @@ class RedisStorage(SharedStorage):
                 while True:
                     message = await pubsub.get_message(timeout=_LISTEN_SECONDS)
                     if message is not None:
-                        with contextlib.suppress(ValueError):  # Somebody else's nonsense.
+                        with contextlib.suppress(
+                            ValueError
+                        ):  # No message of ours, or the one that asked whether it may.
                             await self._hear(message)
                     elif unused := self._doorbell.forget_unused():
                         await pubsub.unsubscribe(*unused)

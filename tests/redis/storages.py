@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from mcp_resumable.decision import Decision, Resume, decide
 from mcp_resumable.redis import RedisStorage
 from mcp_resumable.storage import Storage
 
-__all__ = ["Log", "answering", "fresh_prefix", "opened", "until_true"]
+__all__ = ["Log", "answering", "fresh_prefix", "opened"]
 
 _numbers = itertools.count()
 
@@ -45,12 +45,6 @@ async def answering(storage: RedisStorage) -> None:
             await anyio.sleep(0.02)
         else:
             return
-
-
-async def until_true(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells of; to be used under `fail_after`."""
-    while not condition():  # noqa: ASYNC110  # there is no event
-        await anyio.sleep(0.02)
 
 
 @dataclass(kw_only=True)

@@ -12,9 +12,10 @@ from mcp_resumable import Generation, Retention
 from mcp_resumable.cursor import STANDALONE, StreamId
 from mcp_resumable.redis import RedisStorage
 from mcp_resumable.storage import AppendRefusedError
+from tests.e2e.servers import until
 from tests.redis.recount import recount
 from tests.redis.server import Server
-from tests.redis.storages import fresh_prefix, opened, until_true
+from tests.redis.storages import fresh_prefix, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -123,7 +124,7 @@ async def test_a_flood_over_several_instances_stays_below_the_ceilings(redis_ser
             async with anyio.create_task_group() as tasks:
                 for number in range(12):
                     tasks.start_soon(flood, number)
-                await until_true(lambda: all(storage.evicted_events > 0 for storage in storages))
+                await until(lambda: all(storage.evicted_events > 0 for storage in storages))
                 for _ in range(10):
                     counted = recount(redis_server, prefix)
                     assert counted.problems == []

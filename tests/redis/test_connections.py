@@ -13,7 +13,7 @@ from mcp_resumable import Generation
 from mcp_resumable.redis import RedisStorage
 from tests.redis.proxy import proxied
 from tests.redis.server import Server
-from tests.redis.storages import Log, answering, opened
+from tests.redis.storages import Log, answering, fresh_prefix, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -58,10 +58,11 @@ async def test_appends_to_one_stream_whose_acknowledgement_is_cut_are_stored_onc
 
 async def test_an_append_that_is_given_up_after_it_was_stored_is_a_hole_and_no_duplicate(redis_server: Server) -> None:
     with anyio.fail_after(TIMEOUT):
+        prefix = fresh_prefix()
         async with (
             proxied(redis_server.port) as proxy,
-            opened(proxy.url) as storage,
-            opened(redis_server.url, prefix=storage_prefix(storage)) as other,
+            opened(proxy.url, prefix=prefix) as storage,
+            opened(redis_server.url, prefix=prefix) as other,
         ):
             log = await Log.open(storage, "s", "7")
             await log.append(storage, b"1")
@@ -187,8 +188,3 @@ async def test_a_client_that_decodes_responses_is_refused(redis_server: Server) 
     with pytest.raises(ValueError, match="decode_responses"):
         RedisStorage(client)
     await client.aclose()
-
-
-def storage_prefix(storage: RedisStorage) -> str:
-    """Return the prefix of a storage."""
-    return storage._key_prefix[1:-2]

@@ -8,13 +8,14 @@ import pytest
 from mcp_resumable import Retention
 from mcp_resumable.redis import RedisStorage
 from tests.e2e.raw_client import session
+from tests.e2e.servers import until
 from tests.redis.server import Server
-from tests.redis.storages import Log, fresh_prefix, opened, until_true
+from tests.redis.storages import Log, fresh_prefix, opened
 from tests.redis.workers import TIMEOUT, at, crew
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
 
-SHORT = Retention(completed_seconds=0.5, idle_seconds=1)
+SHORT = Retention(completed_seconds=0.5, idle_seconds=2)
 
 
 def keys(server: Server, prefix: str) -> list[str]:
@@ -89,7 +90,7 @@ async def test_with_workers_alive_nothing_is_left_of_sessions_that_are_over(redi
                 await (await c.workers[0].hold("8")).finish()
                 await held.rest()
             assert keys(redis_server, c.prefix)
-            await until_true(lambda: not keys(redis_server, c.prefix))
+            await until(lambda: not keys(redis_server, c.prefix))
             assert await c.workers[0].store.describe(client.sid) is None
 
 
@@ -108,4 +109,5 @@ async def test_with_workers_gone_nothing_is_left(redis_server: Server) -> None:
         await storage.end_session("over")
         await storage.aclose()
         assert keys(redis_server, prefix)
-        await until_true(lambda: not keys(redis_server, prefix))
+        assert keys_for_ever(redis_server, prefix) == []
+        await until(lambda: not keys(redis_server, prefix))

@@ -16,9 +16,9 @@ import anyio
 import pytest
 
 from tests.e2e.raw_client import RawClient, Response, session
+from tests.e2e.servers import until
 from tests.redis.proxy import Proxy, proxied
 from tests.redis.server import Server, serving
-from tests.redis.storages import until_true
 from tests.redis.workers import TIMEOUT, Crew, answered, at, crew, new_call, refusal_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
@@ -89,7 +89,7 @@ class Scene:
     async def noticed(self, events: int) -> None:
         """Wait until the first worker's store has dealt with that many events of tools; the session's first is one."""
         stats = self.crew.workers[0].store.stats
-        await until_true(lambda: stats().appends + stats().faults > events)
+        await until(lambda: stats().appends + stats().faults > events)
 
     async def refused(self, *event_ids: str) -> set[tuple[int, str]]:
         """Present event ids at both workers until each answers with a verdict, which must be a refusal."""

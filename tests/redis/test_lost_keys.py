@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
 
 from mcp_resumable import Retention
+from mcp_resumable.decision import Resume
 from mcp_resumable.redis import RedisStorage
 from mcp_resumable.storage import AppendRefusedError
 from tests.redis.recount import recount
 from tests.redis.server import Server, serving
-from tests.redis.storages import Log, fresh_prefix
+from tests.redis.storages import Log, fresh_prefix, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -163,3 +166,34 @@ async def opened_scene(server: Server) -> AsyncIterator[Scene]:
     finally:
         await scene.writer.aclose()
         await scene.other.aclose()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_where_the_memory_policy_evicts_at_random_no_resume_is_wrong(seed: int) -> None:
+    choose = random.Random(seed)
+    with serving("--maxmemory-policy", "allkeys-random") as server, server.client() as client:
+        used = int(client.info("memory")["used_memory"])
+        client.config_set("maxmemory", used + 1_500_000)
+        prefix = fresh_prefix()
+        with anyio.fail_after(TIMEOUT):
+            async with opened(server.url, prefix=prefix) as writer, opened(server.url, prefix=prefix) as other:
+                logs: list[Log] = []
+                reasons: Counter[str] = Counter()
+                for turn in range(3_000):
+                    if not logs or choose.random() < 0.05:
+                        session_id = f"s{choose.randrange(10)}"
+                        with suppress(AppendRefusedError):
+                            logs.append(await Log.open(writer, session_id, str(turn)))
+                    log = choose.choice(logs[-30:])
+                    try:
+                        events = [choose.randbytes(choose.randrange(2_000)) for _ in range(choose.randrange(1, 4))]
+                        await log.append(writer, *events, is_terminal=choose.random() < 0.03)
+                    except AppendRefusedError:
+                        pass
+                    log = choose.choice(logs[-60:])
+                    decision = await log.decide(other, choose.randrange(len(log.places) + 1))
+                    reasons["resume" if isinstance(decision, Resume) else decision.error.reason] += 1
+                assert int(client.info("stats")["evicted_keys"]) > 100
+                assert reasons["resume"] > 100
+                assert reasons["event_evicted"] > 100
+                assert "future_event_id" not in reasons

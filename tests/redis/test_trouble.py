@@ -263,3 +263,25 @@ async def test_nonsense_on_the_channels_stops_nobody_from_listening(redis_server
         for number in range(4, 24):
             await hold.progress(number)
             assert (await tail.event()).progress == number
+
+
+async def test_a_user_who_may_not_publish_is_told_so_once_and_its_calls_are_served_live(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Twice a second the log said that Redis had failed, and answered again."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "~*", "resetchannels", "+@all")
+    url = f"redis://worker:secret@127.0.0.1:{server.port}"
+    with anyio.fail_after(TIMEOUT):
+        async with crew(server, 1, urls=[url]) as c, session(c.workers[0]) as client:
+            call = await client.call("hold", 7, n=1, tag="7")
+            hold = await c.workers[0].hold("7")
+            for number in range(2, 40):
+                await hold.progress(number)
+                await anyio.sleep(0.05)
+            await hold.finish()
+            frames = [frame for frame in await call.rest() if frame.is_message]
+            assert [frame.progress for frame in frames[:-1]] == list(range(1, 40))
+            assert frames[-1].answer_text == "done"
+    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == 2, "by the storage, and by the store for this session"
