@@ -207,11 +207,7 @@ async def test_a_session_that_ends_while_a_visitor_decides_is_not_found(redis_se
                 await trap.until_reached()
                 assert (await client.delete()).status == 200
                 trap.release()
-            if operation == "_snapshot":
-                assert responses[0].status == 404
-            else:  # It was decided before.
-                assert [frame.data for frame in await responses[0].rest()] == [""]
-                assert (await there.get(ids[3])).status == 404
+            assert responses[0].status == 404
 
 
 async def test_two_moves_at_once_leave_the_owner_in_the_newest_generation(redis_server: Server) -> None:
@@ -264,6 +260,24 @@ async def test_two_fail_overs_at_once_leave_a_hole_where_the_first_has_lost_even
         for place in (client, there):
             response = await place.get(f"{description.generation}:{streams[1].stream}:0")
             assert (await response.json())["error"]["data"]["reason"] == "replay_gap"
+
+
+@pytest.mark.parametrize("rejection", ["status", "stream"])
+async def test_an_owner_that_was_given_up_unawares_refuses_the_first_resume(
+    redis_server: Server, rejection: str
+) -> None:
+    """It served what it had, or nothing, with a 200, until it knew."""
+    async with crew(redis_server, lease_seconds=NEVER, rejection=rejection) as c, session(c.workers[0]) as client:
+        _, ids = await held(client)
+        # No notice: as if it had been paused until now.
+        with redis_server.client() as redis:
+            redis.hset(f"{{{c.prefix}}}:s:{client.sid}", "d", 1)
+        for cursor in (ids[3], ids[0]):
+            response = await client.get(cursor)
+            if rejection == "status":
+                assert response.status == 404
+            else:
+                assert [frame.reason for frame in await response.rest()] == ["session_not_found"]
 
 
 async def test_a_worker_keeps_its_lease_while_one_of_its_servers_still_runs(redis_server: Server) -> None:
