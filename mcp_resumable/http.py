@@ -15,6 +15,7 @@ one instead of being answered 409; a request whose id is still unanswered in its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -221,10 +222,11 @@ class ResumptionLayer:
     async def _run_get(self, binding: SessionBinding, gate: Gate, app: ASGIApp, scope: Scope) -> None:
         wire = gate.wire
         try:
-            await self._run(app, Exchange(binding, gate), scope, wire.receive, gate.send)
+            await self._run(app, Exchange(binding, gate), scope, gate.receive, gate.send)
             if gate.error is not None:
                 wire.on_start = None  # This answer is ours: it tells nothing of the SDK's session.
-                await _respond(wire.send, gate.error, binding.session_id)
+                # Also where the connection was closed meanwhile: that was about the stream which it does not get.
+                await _respond(partial(wire.send, even_if_closed=True), gate.error, binding.session_id)
             elif gate.is_accepted:
                 await wire.finish()
         finally:

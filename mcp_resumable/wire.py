@@ -30,6 +30,7 @@ class Wire:
         status: Of the response that was begun, None before.
         on_start: Called with status and headers before the response begins.
         on_stall: Called when the client is given up because it does not read.
+        send_timeout: Seconds that the client may take to read.
         last_resort: The only frame of a stream that would else end without any.
     """
 
@@ -41,7 +42,7 @@ class Wire:
         self.last_resort: Callable[[], bytes] | None = None
         self._receive = receive
         self._send = send
-        self._send_timeout = send_timeout
+        self.send_timeout = send_timeout
         self._unread: deque[Message] = deque()
         self._is_event_stream = False
         self._has_begun = False
@@ -77,7 +78,7 @@ class Wire:
         while not self.connection.is_closed and not self._is_send_overdue():
             with self.connection.receiving() as watch:
                 if self._sending_since is not None:
-                    watch.deadline = self._sending_since + self._send_timeout
+                    watch.deadline = self._sending_since + self.send_timeout
                 self._watch = watch
                 try:
                     return await self._receive()
@@ -100,7 +101,7 @@ class Wire:
         if self._watch is not None:
             await self._send_watched(message, self._watch)
         else:
-            with anyio.move_on_after(self._send_timeout) as scope:
+            with anyio.move_on_after(self.send_timeout) as scope:
                 await self._send(message)
             if scope.cancelled_caught:
                 self._give_up()
@@ -123,7 +124,7 @@ class Wire:
         if self._sending_since is None:
             self._sending_since = anyio.current_time()
             if watch.deadline == math.inf:
-                watch.deadline = self._sending_since + self._send_timeout
+                watch.deadline = self._sending_since + self.send_timeout
         self._sends += 1
         try:
             await self._send(message)
@@ -134,7 +135,7 @@ class Wire:
 
     def _is_send_overdue(self) -> bool:
         since = self._sending_since
-        if since is None or anyio.current_time() < since + self._send_timeout:
+        if since is None or anyio.current_time() < since + self.send_timeout:
             return False
         self._give_up()
         return True
@@ -149,7 +150,7 @@ class Wire:
         if not self._has_begun or self._is_complete or self._is_stalled:
             return
         self._is_complete = True
-        with anyio.move_on_after(self._send_timeout):
+        with anyio.move_on_after(self.send_timeout):
             await self._send({"type": "http.response.body", "body": self._last_frame(), "more_body": False})
 
     def _last_frame(self) -> bytes:
@@ -177,6 +178,16 @@ class Gate:
         self._retry_interval = retry_interval
         self._start: Message | None = None
         self._started = anyio.Event()
+        self._accepted = anyio.Event()
+
+    async def receive(self) -> Message:
+        """Receive from the client; a connection that is closed while the store decides seems open until it has."""
+        message = await self.wire.receive()
+        if self.connection.is_closed:
+            # Told that the client has gone, the SDK would end without a response, and the server answer 500.
+            with anyio.move_on_after(self.wire.send_timeout):
+                await self._accepted.wait()
+        return message
 
     async def accept(self, event_id: str | None) -> None:
         """Let the SDK's response begin, with the cursor as its first frame. See `ResumeGate`."""
@@ -188,6 +199,7 @@ class Gate:
             # Also where the connection was closed meanwhile: a client without a cursor could not come back.
             frame = cursor_frame(event_id, self._retry_interval)
             await self.wire.send({"type": "http.response.body", "body": frame, "more_body": True}, even_if_closed=True)
+        self._accepted.set()
 
     def refuse(self, error: ResumptionError) -> None:
         """Keep the SDK's response back; the layer answers with the error. See `ResumeGate`."""

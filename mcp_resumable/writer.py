@@ -314,9 +314,12 @@ class Writer:
             if call.lost:
                 binding.unsettled[call] = None
             try:
-                await self._open(binding, call)
-            except AppendRefusedError as refusal:
-                await self._has_moved(binding, refusal)
+                while call.stream is None:
+                    try:
+                        await self._open(binding, call)
+                    except AppendRefusedError as refusal:
+                        if not await self._has_moved(binding, refusal):
+                            break
             except Exception as exc:
                 self.ledger.fault(binding, exc)
 
@@ -377,7 +380,8 @@ class Writer:
             generation, is_lost = next_one, True
         for call in binding.calls.values():
             # After a fork, nobody knows what is left of what it has sent so far; otherwise it is void.
-            call.lost = 1 if is_lost and call.stream is not None else 0
+            has_sent = call.stream is not None or call.lost > 0
+            call.lost = 1 if is_lost and has_sent else 0
         await self._move_to(binding, generation)
         return True
 

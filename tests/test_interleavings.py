@@ -919,3 +919,35 @@ async def test_event_written_while_its_generation_moves_skips_nothing_of_the_nex
         assert begin is not None
         assert begin.seq == 0
         assert [frame.step for frame in await read_steps(second, 1)] == ["c"]
+
+
+async def test_connection_that_is_closed_before_its_response_has_begun_gets_one() -> None:
+    """It ended without any, and the server answered 500."""
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        await client.tool().emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        trap = storage.hold("read")
+        resumed = client.get(cursor)
+        await trap.until_reached()
+        await store.advance_generation(client.session_id)
+        await wait_all_tasks_blocked()
+        trap.release()
+        assert [(frame.id, frame.data) for frame in await resumed.frames()] == [(cursor, "")]
+        assert (resumed.status, resumed.is_complete) == (200, True)
+        assert await client.get(cursor).reason() == "generation_mismatch"
+
+
+async def test_refusal_of_a_connection_that_was_closed_meanwhile_has_its_body() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        await client.tool().emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        trap = storage.hold("read")
+        storage.fail("read", "after")
+        resumed = client.get(cursor)
+        await trap.until_reached()
+        await store.advance_generation(client.session_id)
+        trap.release()
+        assert await resumed.reason() == "storage_unavailable"
+        assert (resumed.status, resumed.is_complete) == (503, True)

@@ -10,11 +10,11 @@ local function read(sid, generation, name, after, limit)
   local s = load_stream(sid, generation, name, f[4])
   if s.drop_at ~= 0 and now >= s.drop_at then return '' end
   if after < s.floor or after > s.mark then return '' end
+  -- Given up: what is not complete never will be.
+  if f[5] and s.drop_at == 0 then return '' end
   if call('LLEN', s.list) ~= s.mark - s.floor and after < s.mark then return '' end
   local first = after - s.floor
   local places = call('LRANGE', s.list, first, first + limit - 1)
-  -- Nobody will write any more.
-  if f[5] and s.drop_at == 0 and #places == 0 then return '' end
   return {s.drop_at ~= 0 and after + #places == s.mark and 1 or 0, places, tonumber(f[6] or 0)}
 end
 

@@ -337,6 +337,8 @@ class _Checker:
 
     def _check_refusal(self, reading: Reading, refusal: str) -> Iterator[Violation]:
         assert reading.cursor is not None, "only a cursor is refused"
+        if refusal == "storage_unavailable":
+            return  # No verdict: ask again.
         generation, stream, seq = _parse(reading.cursor)
         key = (reading.session, generation, stream)
         answer = self._answered(key)

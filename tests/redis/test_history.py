@@ -220,6 +220,7 @@ def test_a_refusal_that_applies_is_none() -> None:
         refused(4, "stream_completed"),
         refused(1, "generation_mismatch"),
         refused(1, "session_not_found"),
+        refused(1, "storage_unavailable"),
     ]
     assert check(history) == []
 

@@ -207,14 +207,11 @@ async def test_a_session_that_ends_while_a_visitor_decides_is_not_found(redis_se
                 await trap.until_reached()
                 assert (await client.delete()).status == 200
                 trap.release()
-            if operation == "_snapshot":
-                assert responses[0].status == 404
-            else:  # It was decided before.
-                assert [frame.data for frame in await responses[0].rest()] == [""]
-                assert (await there.get(ids[3])).status == 404
+            assert responses[0].status == 404
 
 
 async def test_two_moves_at_once_leave_the_owner_in_the_newest_generation(redis_server: Server) -> None:
+    """A running call had no stream there until its next event: its client was told that it had not gone on."""
     async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
         await held(client)
         hold_ = await c.workers[0].hold("7")
@@ -226,6 +223,8 @@ async def test_two_moves_at_once_leave_the_owner_in_the_newest_generation(redis_
             generation = await c.workers[1].store.advance_generation(client.sid)
             trap.release()
         assert generation.counter == 3
+        # The call goes on there, and its client finds it, before it sends anything.
+        assert [stream.stream for stream in await streams_of(c.storages[1], client)] == ["0", "1.Nw"]
         await hold_.progress(4)
         await hold_.finish()
         # Its answer is on its way; nothing tells when it is stored.
@@ -234,6 +233,51 @@ async def test_two_moves_at_once_leave_the_owner_in_the_newest_generation(redis_
         assert [stream.high_water_mark for stream in streams] == [0, 2]
         resumed = await there.get(f"{generation}:{streams[1].stream}:0")
         assert [frame.is_answer for frame in await resumed.rest()] == [False, False, True]
+
+
+async def test_two_fail_overs_at_once_leave_a_hole_where_the_first_has_lost_events(redis_server: Server) -> None:
+    """The second one made a call look whole that had lost what it had sent before the first."""
+    async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+        await held(client)
+        hold_ = await c.workers[0].hold("7")
+
+        def fail_over() -> None:
+            with redis_server.client() as redis:
+                redis.hset(f"{{{c.prefix}}}:s:{client.sid}", "r", "0" * 40)  # As if another server had issued it.
+
+        fail_over()
+        trap = hold(c.storages[0], "_open_stream")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold_.progress, 4)
+            await trap.until_reached()
+            fail_over()
+            trap.release()
+        while len(streams := await streams_of(c.storages[1], client)) == 1 or not streams[1].high_water_mark:  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+        description = await c.storages[1].describe(client.sid)
+        assert description is not None
+        assert description.generation.counter == 3
+        for place in (client, there):
+            response = await place.get(f"{description.generation}:{streams[1].stream}:0")
+            assert (await response.json())["error"]["data"]["reason"] == "replay_gap"
+
+
+@pytest.mark.parametrize("rejection", ["status", "stream"])
+async def test_an_owner_that_was_given_up_unawares_refuses_the_first_resume(
+    redis_server: Server, rejection: str
+) -> None:
+    """It served what it had, or nothing, with a 200, until it knew."""
+    async with crew(redis_server, lease_seconds=NEVER, rejection=rejection) as c, session(c.workers[0]) as client:
+        _, ids = await held(client)
+        # No notice: as if it had been paused until now.
+        with redis_server.client() as redis:
+            redis.hset(f"{{{c.prefix}}}:s:{client.sid}", "d", 1)
+        for cursor in (ids[3], ids[0]):
+            response = await client.get(cursor)
+            if rejection == "status":
+                assert response.status == 404
+            else:
+                assert [frame.reason for frame in await response.rest()] == ["session_not_found"]
 
 
 async def test_a_worker_keeps_its_lease_while_one_of_its_servers_still_runs(redis_server: Server) -> None:
