@@ -278,7 +278,7 @@ class MCPPersistRedis(_MCPPersist, _OverValkey):
     """mcp-persist over Redis, one round trip for each event."""
 
     name = "mcp-persist Redis"
-    appends_per_sample = 500
+    appends_per_sample = 4_000
 
     async def open(self) -> None:
         """See `Subject`."""
@@ -382,7 +382,7 @@ class OursRedis(_Ours, _OverValkey):
     """`RedisStorage`."""
 
     name = "mcp_resumable Redis"
-    appends_per_sample = 500
+    appends_per_sample = 4_000
 
     async def open(self) -> None:
         """See `Subject`."""

@@ -85,8 +85,9 @@ _MAX_REMEMBERED_GENERATIONS = 1_000
 _MAX_CALL_ITEMS = 128
 _MAX_CALL_BYTES = 1024 * 1024
 
-# At a time, each on a connection of its own.
+# At a time, each on a connection of its own: of all kinds, and of each kind that travels together.
 _MAX_CALLS = 16
+_MAX_CALLS_UNDER_WAY = 3
 # Turns of the time that an operation may take.
 _TURNS = 4
 
@@ -176,6 +177,8 @@ class RedisStorage(SharedStorage):
         # Whether the server is still the one that answered before, as far as its connections tell.
         self._is_same_server = True
         self._charged_bytes: int | None = None
+        # Operations that are being waited for, and the turns that each has spent.
+        self._turns: dict[anyio.CancelScope, int] = {}
         self._slots = asyncio.Semaphore(_MAX_CALLS)
         self._tasks: list[asyncio.Task[None]] = []
         self._announcements: set[asyncio.Task[None]] = set()
@@ -195,7 +198,7 @@ class RedisStorage(SharedStorage):
         for task in tasks:
             task.cancel()
         # A call that is under way ends by itself; cancelled, it might leave its connection open.
-        calls = [lane.under_way for lane in (self._appends, self._reads, self._snapshots) if lane.under_way is not None]
+        calls = self._appends.under_way | self._reads.under_way | self._snapshots.under_way
         await asyncio.gather(*tasks, *calls, return_exceptions=True)
         self._doorbell.ring_all()
         if self._is_own_client:
@@ -449,25 +452,31 @@ class RedisStorage(SharedStorage):
             return await self._scripts.run(self._client, script, (offset, *arguments))
 
     async def _in_time(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Return what `work` returns, if that takes no longer than an operation may.
-
-        In turns, so that an event loop that was busy with something else for longer (a garbage collection, a thousand
-        clients that come back at once) has spent one of them and not all: the answer may be there already.
+        """Return what `work` returns, if that takes no longer than an operation may (see `_keep_time`).
 
         Raises:
             TimeoutError: When it takes longer.
         """
-        task = asyncio.ensure_future(work)
-        try:
-            for _ in range(_TURNS):
-                done, _pending = await asyncio.wait((task,), timeout=self._timeout_seconds / _TURNS)
-                if done:
-                    return task.result()
-            raise TimeoutError("the server did not answer in time")
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
+        with anyio.CancelScope() as scope:
+            self._turns[scope] = 0
+            try:
+                return await work
+            finally:
+                del self._turns[scope]
+        raise TimeoutError("the server did not answer in time")
+
+    async def _keep_time(self) -> None:
+        """Give up the operations that take too long; one task, since a timer for each costs more than some of them.
+
+        In turns, so that an event loop that was busy with something else for longer (a garbage collection, a thousand
+        clients that come back at once) has spent one of them and not all: the answer may be there already.
+        """
+        while True:
+            await asyncio.sleep(self._timeout_seconds / _TURNS)
+            for scope in list(self._turns):
+                self._turns[scope] += 1
+                if self._turns[scope] > _TURNS:
+                    scope.cancel()
 
     async def _get_to_know_server(self) -> None:
         try:
@@ -503,7 +512,7 @@ class RedisStorage(SharedStorage):
         if self._is_closed:
             raise RuntimeError("this RedisStorage is closed")
         if not self._tasks:
-            self._tasks = [_in_a_context_of_its_own(self._pulse()), _in_a_context_of_its_own(self._listen())]
+            self._tasks = [_in_a_context_of_its_own(run) for run in (self._pulse(), self._listen(), self._keep_time())]
 
     async def _pulse(self) -> None:
         """Look after the lease, readers, owners, and a server that has failed."""
@@ -809,16 +818,17 @@ class _Item:
 
 
 class _Lane:
-    """Operations of one kind; those that are asked for while a call is under way travel together in the next.
+    """Operations of one kind; those that are asked for while calls are under way travel together in the next.
 
     Those that write to one stream travel one after another: each is known by the token that the stream had last.
 
     Attributes:
-        under_way: The call that is under way.
+        under_way: The calls that are under way: one is being answered while others are made.
     """
 
     def __init__(self, storage: RedisStorage, script: str) -> None:
-        self.under_way: asyncio.Task[None] | None = None
+        self.under_way: set[asyncio.Task[None]] = set()
+        self._written: set[tuple[str, str]] = set()
         self._storage = storage
         self._script = script
         self._waiting: deque[_Item] = deque()
@@ -834,7 +844,7 @@ class _Lane:
         return await item.answer
 
     def _schedule(self) -> None:
-        if not self._is_scheduled and self.under_way is None:
+        if not self._is_scheduled and len(self.under_way) < _MAX_CALLS_UNDER_WAY:
             self._is_scheduled = True
             # Not at once: the other tasks of this turn of the loop may ask for something too.
             asyncio.get_running_loop().call_soon(self._send)
@@ -843,23 +853,22 @@ class _Lane:
         self._is_scheduled = False
         items: list[_Item] = []
         kept_back: list[_Item] = []
-        written: set[tuple[str, str]] = set()
         size = 0
         while self._waiting and len(items) < _MAX_CALL_ITEMS and size < _MAX_CALL_BYTES:
             item = self._waiting.popleft()
             if item.answer.done():
                 continue  # Given up before it was sent.
             if item.stream is not None:
-                if item.stream in written:
+                if item.stream in self._written:
                     kept_back.append(item)
                     continue
-                written.add(item.stream)
+                self._written.add(item.stream)
             items.append(item)
             size += item.size
         self._waiting.extendleft(reversed(kept_back))
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
-            self.under_way = _in_a_context_of_its_own(self._deliver(items))
+            self.under_way.add(_in_a_context_of_its_own(self._deliver(items)))
 
     async def _deliver(self, items: list[_Item]) -> None:
         try:
@@ -873,7 +882,8 @@ class _Lane:
                 if not item.answer.done():
                     item.answer.set_result(answer)
         finally:
-            self.under_way = None
+            self._written.difference_update([item.stream for item in items if item.stream is not None])
+            self.under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
             if self._waiting:
                 self._schedule()
 
