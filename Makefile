@@ -15,8 +15,8 @@
 #   make frameworks    PrefectHQ's fastmcp as the server
 #   make peers         other servers, checked from outside; writes docs/checked-servers.md
 #   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
-#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random); and workers
-#                      that are killed, 4 times, or 50 with SECONDS=60
+#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
+#   make soak-workers  workers that are killed and paused; 50 times each with SECONDS=60
 #   make soak-ceilings floods that memory must withstand, SECONDS=20 each
 #   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
 
@@ -50,7 +50,7 @@ show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
 
 .PHONY: demo demo-cluster test check format lint types covered-test matrix coverage wheel fix conformance clients frameworks soak clean
-.PHONY: redis soak-ceilings bench
+.PHONY: redis soak-ceilings soak-workers bench
 .PHONY: peers
 .PHONY: $(SDKS:%=test-%) $(SDKS:%=wheel-%)
 .DELETE_ON_ERROR:
@@ -134,6 +134,8 @@ redis: .venvs/mcp-2/ready .venvs/redis/redis-server
 
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
+
+soak-workers: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m pytest --capture=no tests/redis/test_processes.py
 
 soak-ceilings: .venvs/bench/ready
