@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.resources import files
 from itertools import islice
 from typing import Any, Literal, TypeVar, cast
@@ -46,7 +47,14 @@ try:
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import ConnectionError as RedisConnectionError
-    from redis.exceptions import MasterDownError, NoPermissionError, NoScriptError, ReadOnlyError, RedisError
+    from redis.exceptions import (
+        MasterDownError,
+        NoPermissionError,
+        NoScriptError,
+        ReadOnlyError,
+        RedisError,
+        ResponseError,
+    )
 except ImportError as exc:
     raise ImportError("mcp_resumable.redis needs redis-py: pip install 'mcp_resumable[redis]'") from exc
 
@@ -83,6 +91,8 @@ _MAX_REMEMBERED_GENERATIONS = 1_000
 
 # Of a call: bounds how long the server is busy with one script, a few milliseconds.
 _MAX_CALL_ITEMS = 128
+# Of a call, where there is more to ask for: a call costs as much as five appends.
+_MIN_CALL_ITEMS = 8
 _MAX_CALL_BYTES = 1024 * 1024
 
 # At a time, each on a connection of its own: of all kinds, and of each kind that travels together.
@@ -201,6 +211,7 @@ class RedisStorage(SharedStorage):
         calls = self._appends.under_way | self._reads.under_way | self._snapshots.under_way
         await asyncio.gather(*tasks, *calls, return_exceptions=True)
         self._doorbell.ring_all()
+        await self._scripts.release(self._client)
         if self._is_own_client:
             await self._client.aclose()
 
@@ -235,17 +246,14 @@ class RedisStorage(SharedStorage):
         events: Sequence[bytes | None],
         is_terminal: bool,
     ) -> int:
-        name = str(stream)
+        name, spelled = _spelled(generation, stream)
         places = [b"" if event is None else b"=" + event for event in events]
-        head = f"{generation} {name} {is_terminal:d} {len(places)} ".encode() + self._new_token() + _bytes(session_id)
-        seq = await self._appends.ask(
-            (head, *places),
-            sum(map(len, places)),
-            stream=(session_id, name),
-        )
+        head = b"%b %d %d %b%b" % (spelled, is_terminal, len(places), self._new_token(), _bytes(session_id))
+        seq = await self._appends.ask((head, *places), sum(map(len, places)), stream=(session_id, name))
         if not isinstance(seq, int):
             raise AppendRefusedError(_generation(seq))
-        self._doorbell.ring(session_id, name, seq)
+        if self._doorbell.channels:
+            self._doorbell.ring(session_id, name, seq)
         return seq
 
     async def _snapshot(self, session_id: str, cursor: EventCursor | None) -> Snapshot | None:
@@ -788,15 +796,40 @@ class _Scripts:
             f"local MAX_REMEMBERED = {_MAX_REMEMBERED_GENERATIONS}\n"
         )
         self._sources: dict[tuple[str, bool], tuple[str, str]] = {}
+        self._idle: list[Any] = []
 
     async def run(self, client: Redis | RedisCluster, name: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
         """Run a script; the server is sent its text only where it does not know it."""
         source, digest = self._source(name)
         # The key only says which shard of a cluster is meant: all of them are there.
         try:
-            return cast("list[Any]", await client.evalsha(digest, 1, self._key, *cast("Any", arguments)))
+            return cast("list[Any]", await self._execute(client, "EVALSHA", digest, 1, self._key, *arguments))
         except NoScriptError:
-            return cast("list[Any]", await client.eval(source, 1, self._key, *cast("Any", arguments)))
+            return cast("list[Any]", await self._execute(client, "EVAL", source, 1, self._key, *arguments))
+
+    async def _execute(self, client: Redis | RedisCluster, *command: bytes | str | int) -> object:
+        if isinstance(client, RedisCluster):
+            return await client.execute_command(*command)
+        # On connections that are kept: to take one from the pool each time, and to be told of each command's duration,
+        # costs as much as the call itself (40 of 120 µs).
+        connection = self._idle.pop() if self._idle else await cast("Any", client.connection_pool).get_connection()
+        try:
+            await connection.send_command(*command)
+            answer = await connection.read_response()
+        except ResponseError:
+            self._idle.append(connection)
+            raise
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            await client.connection_pool.release(connection)
+            raise
+        self._idle.append(connection)
+        return answer
+
+    async def release(self, client: Redis | RedisCluster) -> None:
+        """Give the connections that are kept back to their pool."""
+        while self._idle and isinstance(client, Redis):
+            await client.connection_pool.release(self._idle.pop())
 
     def _source(self, name: str) -> tuple[str, str]:
         key = (name, self.detects_forks)
@@ -854,7 +887,9 @@ class _Lane:
         items: list[_Item] = []
         kept_back: list[_Item] = []
         size = 0
-        while self._waiting and len(items) < _MAX_CALL_ITEMS and size < _MAX_CALL_BYTES:
+        # Half of them: the server is busy with one half while this process is with the other.
+        half = min(max(_MIN_CALL_ITEMS, -(-len(self._waiting) // 2)), _MAX_CALL_ITEMS)
+        while self._waiting and len(items) < half and size < _MAX_CALL_BYTES:
             item = self._waiting.popleft()
             if item.answer.done():
                 continue  # Given up before it was sent.
@@ -869,6 +904,8 @@ class _Lane:
         if items:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
             self.under_way.add(_in_a_context_of_its_own(self._deliver(items)))
+            if len(self._waiting) > len(kept_back):
+                self._schedule()
 
     async def _deliver(self, items: list[_Item]) -> None:
         try:
@@ -894,7 +931,11 @@ def _client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float
         # An operation that is not answered is not sent again behind our back; reads are limited where they are awaited,
         # since a doorbell may be quiet.
         return Redis.from_url(
-            url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=timeout_seconds, health_check_interval=10
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=timeout_seconds,
+            health_check_interval=10,
+            socket_timeout=None,
         )
     has_options = url_or_client if isinstance(url_or_client, RedisCluster) else url_or_client.connection_pool
     if has_options.connection_kwargs.get("decode_responses"):
@@ -909,6 +950,12 @@ def _in_a_context_of_its_own(coroutine: Coroutine[Any, Any, None]) -> asyncio.Ta
 
 def _milliseconds(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1000))
+
+
+@lru_cache(maxsize=4096)
+def _spelled(generation: Generation, stream: StreamId) -> tuple[str, bytes]:
+    # Remembered: a stream is written to event by event, and to spell it takes as long as the rest of `_append`.
+    return str(stream), f"{generation} {stream}".encode()
 
 
 def _bytes(text: str) -> bytes:
