@@ -819,17 +819,20 @@ class _Scripts:
         except ResponseError:
             self._idle.append(connection)
             raise
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            await client.connection_pool.release(connection)
+        except BaseException as exc:
+            self._idle.append(connection)
+            # Where the server has closed one, it has closed the others.
+            await self.release(client, all_but=0 if isinstance(exc, RedisConnectionError) else len(self._idle) - 1)
             raise
         self._idle.append(connection)
         return answer
 
-    async def release(self, client: Redis | RedisCluster) -> None:
-        """Give the connections that are kept back to their pool."""
-        while self._idle and isinstance(client, Redis):
-            await client.connection_pool.release(self._idle.pop())
+    async def release(self, client: Redis | RedisCluster, *, all_but: int = 0) -> None:
+        """Close the connections that are kept, the newest first, and give them back to their pool."""
+        while len(self._idle) > all_but and isinstance(client, Redis):
+            connection = self._idle.pop()
+            await connection.disconnect(nowait=True)
+            await client.connection_pool.release(connection)
 
     def _source(self, name: str) -> tuple[str, str]:
         key = (name, self.detects_forks)

@@ -188,3 +188,23 @@ async def test_a_client_that_decodes_responses_is_refused(redis_server: Server) 
     with pytest.raises(ValueError, match="decode_responses"):
         RedisStorage(client)
     await client.aclose()
+
+
+async def test_connections_that_the_server_has_closed_cost_no_event(redis_server: Server) -> None:
+    """Several were kept, all of them dead: the second attempt took a dead one too, and the event was lost."""
+    with anyio.fail_after(TIMEOUT):
+        async with opened(redis_server.url) as storage:
+            logs = [await Log.open(storage, f"session {number}") for number in range(4)]
+
+            async def busy() -> None:
+                async with anyio.create_task_group() as tasks:
+                    for log in logs:
+                        tasks.start_soon(storage.find_owner, log.session_id)
+
+            await busy()
+            assert len(storage._scripts._idle) > 2
+            with redis_server.client() as client:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            for log in logs:
+                await log.append(storage, b"1")
+            assert storage._failure is None
