@@ -399,8 +399,6 @@ class RedisStorage(SharedStorage):
 
     async def abandon_session(self, session_id: str) -> bool:
         """See `SharedStorage`."""
-        if self._is_lenient():
-            return False
         return bool((await self.call("abandon", _bytes(session_id)))[0])
 
     def take_over(
