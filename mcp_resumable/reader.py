@@ -127,7 +127,7 @@ class Reader:
             await self._visit(binding, event_id)
             decision, snapshot = await self._decide(binding, event_id, cursor)
             tail = await self._begin(binding, decision.cursor, gate, send) if isinstance(decision, Resume) else None
-            if tail is not None and tail.batch is None and self._shared is not None and not tail.connection.is_closed:
+            if tail is not None and self._shared is not None and (tail.batch is None or tail.connection.is_closed):
                 # Another worker may have given the session up, which a snapshot does not tell.
                 binding.release(tail.connection)
                 await self.writer.catch_up(binding)

@@ -240,12 +240,13 @@ async def harm(
     return callers, max([harmed_at, *ends]) - harmed_at
 
 
-@pytest.mark.parametrize("do", [kill, pause])
+# A pause at a random moment hits what matters once in many: left to the longer runs.
+@pytest.mark.parametrize("do", [kill, pause] if IS_FULL else [kill])
 @pytest.mark.parametrize("rejection", ["status", "stream"])
 async def test_calls_of_a_harmed_worker_end_with_an_answer(
     redis_server: Server, tmp_path: Path, rejection: str, do: Callable[[WorkerProcess, random.Random], Awaitable[None]]
 ) -> None:
-    times = 25 if IS_FULL else 2 if do is kill else 1
+    times = 25 if IS_FULL else 2
     say(f"seed {SEED}: {do.__name__}, {times} times")
     options: Any = {"rejection": rejection, "lease_seconds": LEASE_SECONDS}
     async with worker_processes(redis_server, tmp_path, 3, **options) as processes:
