@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
-import pytest
 
 from examples.sqlite_storage import SqliteStorage
 from mcp_resumable import EventCursor, Generation, MemoryStorage, Retention, Storage
@@ -15,9 +15,12 @@ from mcp_resumable.cursor import StreamId
 from mcp_resumable.decision import Snapshot
 from mcp_resumable.storage import Batch, SessionDescription
 
+if TYPE_CHECKING:
+    import pytest  # The clients' environments have none.
+
 __all__ = ["STORAGES", "MakeStorage", "ScriptedStorage", "StorageDownError"]
 
-MakeStorage = Callable[[pytest.FixtureRequest, Retention], Storage]
+MakeStorage = Callable[["pytest.FixtureRequest", Retention], Storage]
 """Makes a fresh and empty storage, of what fixtures provide; in an event loop."""
 
 
@@ -31,10 +34,10 @@ def _sqlite(request: pytest.FixtureRequest, retention: Retention) -> Storage:
 
 
 def _redis(request: pytest.FixtureRequest, retention: Retention) -> Storage:
-    redis = pytest.importorskip("mcp_resumable.redis")
     url = request.getfixturevalue("redis_server").url
-    storage: Storage = redis.RedisStorage(url, retention=retention, prefix=f"e2e-{next(_numbers)}")
-    return storage
+    from mcp_resumable.redis import RedisStorage  # Where there is a server, there is its client.
+
+    return RedisStorage(url, retention=retention, prefix=f"e2e-{next(_numbers)}")
 
 
 _numbers = itertools.count()
