@@ -132,6 +132,8 @@ class Reader:
                 binding.release(tail.connection)
                 await self.writer.catch_up(binding)
                 decision, snapshot = await self._decide(binding, event_id, cursor)
+                if not isinstance(decision, Resume):
+                    tail.connection.reopen()
         except (StorageUnavailableError, SessionNotFoundError) as error:
             self.ledger.refused(binding, error, started)
             raise

@@ -618,9 +618,8 @@ class RedisStorage(SharedStorage):
                 while True:
                     message = await pubsub.get_message(timeout=_LISTEN_SECONDS)
                     if message is not None:
-                        with contextlib.suppress(
-                            ValueError
-                        ):  # No message of ours, or the one that asked whether it may.
+                        # A ValueError: no message of ours, or the one that asked whether it may be sent.
+                        with contextlib.suppress(ValueError):
                             await self._hear(message)
                     elif unused := self._doorbell.forget_unused():
                         await pubsub.unsubscribe(*unused)

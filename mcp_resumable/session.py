@@ -87,6 +87,10 @@ class Connection:
         if self._receiving is not None:
             self._receiving.cancel()
 
+    def reopen(self) -> None:
+        """Take back a close that was about a stream which the response does not get; before it has begun."""
+        self.is_closed = False
+
     @contextmanager
     def receiving(self) -> Generator[anyio.CancelScope]:
         """Wait for the client in here; `close` ends the wait, and so does the scope's deadline, if it is given one."""

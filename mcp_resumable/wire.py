@@ -187,6 +187,8 @@ class Gate:
             # Told that the client has gone, the SDK would end without a response, and the server answer 500.
             with anyio.move_on_after(self.wire.send_timeout):
                 await self._accepted.wait()
+            if not self.connection.is_closed:
+                return await self.wire.receive()
         return message
 
     async def accept(self, event_id: str | None) -> None:

@@ -280,6 +280,34 @@ async def test_an_owner_that_was_given_up_unawares_refuses_the_first_resume(
                 assert [frame.reason for frame in await response.rest()] == ["session_not_found"]
 
 
+@pytest.mark.parametrize("rejection", ["status", "stream"])
+async def test_an_owner_that_hears_of_its_end_while_it_reads_refuses_the_resume(
+    redis_server: Server, rejection: str
+) -> None:
+    """The news closed the connection that was being decided about, and its client got a 200 with nothing."""
+    async with crew(redis_server, lease_seconds=NEVER, rejection=rejection) as c, session(c.workers[0]) as client:
+        _, ids = await held(client)
+        binding = c.workers[0].store.find_binding(client.sid)
+        assert binding is not None
+        trap = hold(c.storages[0], "_read")
+        responses: list[Response] = []
+
+        async def resume() -> None:
+            responses.append(await client.get(ids[1]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(resume)
+            await trap.until_reached()
+            c.delete(f"w:{c.storages[0].worker_id}")
+            assert await c.storages[1].abandon_session(client.sid)
+            await until(lambda: binding.status == "evicted")
+            trap.release()
+        if rejection == "status":
+            assert responses[0].status == 404
+        else:
+            assert [frame.reason for frame in await responses[0].rest()] == ["session_not_found"]
+
+
 async def test_a_worker_keeps_its_lease_while_one_of_its_servers_still_runs(redis_server: Server) -> None:
     async with crew(redis_server, 1) as c, session(c.workers[0]):
         async with serve("starlette", c.workers[0].store) as second, session(second):
