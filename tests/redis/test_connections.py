@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import anyio
 import pytest
-from redis.asyncio import Redis
+from redis.asyncio import Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -207,4 +209,24 @@ async def test_connections_that_the_server_has_closed_cost_no_event(redis_server
                 client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             for log in logs:
                 await log.append(storage, b"1")
+            assert storage._failure is None
+
+
+async def test_an_event_loop_that_stalls_is_no_server_that_does_not_answer(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand clients that came back at once kept the loop busy for longer than the time-out: all had a hole."""
+    read_response = Connection.read_response
+
+    async def stall(connection: Connection) -> object:
+        monkeypatch.setattr(Connection, "read_response", read_response)
+        time.sleep(0.6)  # noqa: ASYNC251  # The answer comes meanwhile.
+        return await read_response(connection)
+
+    with anyio.fail_after(TIMEOUT):
+        async with opened(redis_server.url, timeout_seconds=0.2) as storage:
+            log = await Log.open(storage, "s", "7")
+            monkeypatch.setattr(Connection, "read_response", stall)
+            await log.append(storage, b"1")
+            assert await log.read(storage) == [b"1"]
             assert storage._failure is None
