@@ -5,7 +5,7 @@ order of eviction are those of all its sessions: in a cluster a storage lives on
 several shards.
 
 Appends, reads and snapshots that are asked for at the same time travel together, in one call. An append carries a
-token: one that was stored while its acknowledgement was lost is recognized when it is sent again, so each event is
+stamp: one that was stored while its acknowledgement was lost is recognized when it is sent again, so each event is
 stored once; one that arrives after it was given up is refused. So it is with the opening of a stream; a claim is known
 by its nonce.
 
@@ -137,7 +137,7 @@ class RedisStorage(SharedStorage):
         lease_seconds: float = 10.0,
         timeout_seconds: float = 2.0,
         nonce: Callable[[], str] = new_nonce,
-        clock_offset: Callable[[], float] = lambda: 0.0,
+        clock_shift: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Use a server; nothing is sent before the first operation.
 
@@ -151,7 +151,7 @@ class RedisStorage(SharedStorage):
             timeout_seconds: Longest time that an operation may take. Then the event that waits is delivered live, and
                 the server counts as failed until it answers again.
             nonce: Source of generations' random parts; for tests.
-            clock_offset: Seconds added to the server's clock; for tests.
+            clock_shift: Seconds added to the server's clock; for tests.
 
         Raises:
             ValueError: When an argument is out of range; the message names it.
@@ -166,7 +166,7 @@ class RedisStorage(SharedStorage):
         self.lease_seconds = lease_seconds
         self.worker_id = secrets.token_hex(8)
         self._timeout_seconds = timeout_seconds
-        self._clock_offset = clock_offset
+        self._clock_shift = clock_shift
         self._is_own_client = isinstance(url_or_client, str)
         self._client = _client_of(url_or_client, timeout_seconds)
         self._key_prefix = f"{{{prefix}}}:"
@@ -194,8 +194,8 @@ class RedisStorage(SharedStorage):
         self._announcements: set[asyncio.Task[None]] = set()
         self._is_leased = False
         self._is_closed = False
-        self._token_prefix = secrets.token_bytes(8)
-        self._token_number = 0
+        self._stamp_prefix = secrets.token_bytes(8)
+        self._stamp_number = 0
 
     def serve(self, worker: Worker) -> None:
         """See `SharedStorage`."""
@@ -231,7 +231,7 @@ class RedisStorage(SharedStorage):
         ending = str(StreamId.of_request(0, request_id))[1:]
         place = origin or ("", "")
         opened = await self.call(
-            "open_stream", _bytes(session_id), str(generation), _bytes(request_id), ending, self._new_token(), *place
+            "open_stream", _bytes(session_id), str(generation), _bytes(request_id), ending, self._new_stamp(), *place
         )
         if not isinstance(opened[0], int):
             raise AppendRefusedError(_generation(opened[0]))
@@ -248,7 +248,7 @@ class RedisStorage(SharedStorage):
     ) -> int:
         name, spelled = _spelled(generation, stream)
         places = [b"" if event is None else b"=" + event for event in events]
-        head = b"%b %d %d %b%b" % (spelled, is_terminal, len(places), self._new_token(), _bytes(session_id))
+        head = b"%b %d %d %b%b" % (spelled, is_terminal, len(places), self._new_stamp(), _bytes(session_id))
         seq = await self._appends.ask((head, *places), sum(map(len, places)), stream=(session_id, name))
         if not isinstance(seq, int):
             raise AppendRefusedError(_generation(seq))
@@ -424,10 +424,10 @@ class RedisStorage(SharedStorage):
 
     # Calls.
 
-    def _new_token(self) -> bytes:
+    def _new_stamp(self) -> bytes:
         """Return what tells a request of this instance from any other, and the later of two."""
-        self._token_number += 1
-        return self._token_prefix + self._token_number.to_bytes(6, "big")
+        self._stamp_number += 1
+        return self._stamp_prefix + self._stamp_number.to_bytes(6, "big")
 
     async def call(self, script: str, *arguments: bytes | str | int) -> list[Any]:
         """Run a script and return what it answers; the evicted events are counted."""
@@ -449,13 +449,13 @@ class RedisStorage(SharedStorage):
     async def _attempt(self, script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
         if not self._scripts.is_server_known:
             await self._get_to_know_server()
-        offset = int(self._clock_offset() * 1000)
+        shift = int(self._clock_shift() * 1000)
         try:
-            return await self._scripts.run(self._client, script, (offset, *arguments))
+            return await self._scripts.run(self._client, script, (shift, *arguments))
         except RedisConnectionError:
             # A connection that the server has closed meanwhile. Each script may be run twice: an append knows its
-            # token, as a stream does, and a claim its nonce.
-            return await self._scripts.run(self._client, script, (offset, *arguments))
+            # stamp, as a stream does, and a claim its nonce.
+            return await self._scripts.run(self._client, script, (shift, *arguments))
 
     async def _in_time(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Return what `work` returns, if that takes no longer than an operation may (see `_keep_time`).
@@ -853,7 +853,7 @@ class _Item:
 class _Lane:
     """Operations of one kind; those that are asked for while calls are under way travel together in the next.
 
-    Those that write to one stream travel one after another: each is known by the token that the stream had last.
+    Those that write to one stream travel one after another: each is known by the stamp that the stream had last.
 
     Attributes:
         under_way: The calls that are under way: one is being answered while others are made.

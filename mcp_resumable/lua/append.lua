@@ -1,11 +1,11 @@
--- Appends. ARGV, for each: "<generation> <stream> <1 where the last is the answer> <number of events> <token><session>"
+-- Appends. ARGV, for each: "<generation> <stream> <1 where the last is the answer> <number of events> <stamp><session>"
 -- (in one, since each argument costs the worker as much as an append costs the server), and the events. An event is "="
--- and its text, a hole is empty. The token that the stream had last says that this very append was stored already, and
+-- and its text, a hole is empty. The stamp that the stream had last says that this very append was stored already, and
 -- its acknowledgement lost; a lower one, that it was given up, and told as a hole, while it was on its way.
 -- Returns, after the number of evicted events, for each: the seq of its last event; or, where it is refused, the
 -- session's current generation, '' where there is none.
 
-local function append(at, sid, generation, name, is_answer, count, token)
+local function append(at, sid, generation, name, is_answer, count, stamp)
   local key = session_key(sid)
   local f = call('HMGET', key, 'g', 'a', 'r', 'u', 'd', name)
   local actual = current(sid, f)
@@ -13,8 +13,8 @@ local function append(at, sid, generation, name, is_answer, count, token)
   if actual ~= generation or not f[6] then return actual end
   local s = kept_stream(sid, generation, name, f[6])
   if not s then return actual end
-  if s.token == token then return s.mark end
-  if s.drop_at ~= 0 or is_given_up(token, s.token) then return actual end
+  if s.stamp == stamp then return s.mark end
+  if s.drop_at ~= 0 or is_given_up(stamp, s.stamp) then return actual end
 
   local number = next_number('number', count) - count
   local places, text, length = {}, 0, 0
@@ -42,7 +42,7 @@ local function append(at, sid, generation, name, is_answer, count, token)
   elseif now - tonumber(f[2]) >= GRAIN then
     call('PEXPIRE', s.list, 2 * IDLE)
   end
-  s.mark, s.bytes, s.token, s.is_changed = s.mark + count, s.bytes + text, token, true
+  s.mark, s.bytes, s.stamp, s.is_changed = s.mark + count, s.bytes + text, stamp, true
   if is_answer then
     s.drop_at = now + COMPLETED
     call('HINCRBY', key, 'u', -1)
@@ -68,8 +68,8 @@ local at = 2
 while at <= #ARGV do
   local generation, name, is_answer, count, rest = string.match(ARGV[at], '^(%S+) (%S+) (%d) (%d+) (.*)$')
   count = tonumber(count)
-  local token, sid = string.sub(rest, 1, 14), string.sub(rest, 15)
-  results[#results + 1] = append(at, sid, generation, name, is_answer == '1', count, token)
+  local stamp, sid = string.sub(rest, 1, 14), string.sub(rest, 15)
+  results[#results + 1] = append(at, sid, generation, name, is_answer == '1', count, stamp)
   at = at + 1 + count
 end
 save_streams()

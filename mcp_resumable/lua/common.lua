@@ -77,11 +77,11 @@ local function charge(sid, bytes)
   return of_session, of_all
 end
 
--- Whether what has this token was given up while it was on its way: `last`, which was done in its place, is of the same
--- writer, and later. A token is 8 bytes that tell the writer, and 6 of a number that rises.
-local function is_given_up(token, last)
-  return last ~= '' and string.sub(token, 1, 8) == string.sub(last, 1, 8)
-    and struct.unpack('>I6', token, 9) < struct.unpack('>I6', last, 9)
+-- Whether what has this stamp was given up while it was on its way: `last`, which was done in its place, is of the same
+-- writer, and later. A stamp is 8 bytes that tell the writer, and 6 of a number that rises.
+local function is_given_up(stamp, last)
+  return last ~= '' and string.sub(stamp, 1, 8) == string.sub(last, 1, 8)
+    and struct.unpack('>I6', stamp, 9) < struct.unpack('>I6', last, 9)
 end
 
 -- What moves of a stream, read once per script and written back at its end.
@@ -97,7 +97,7 @@ local function load_stream(sid, generation, name, packed)
     else
       local f = cmsgpack.unpack(packed)
       stream = {list = list, sid = sid, generation = generation, name = name,
-        mark = f[1], floor = f[2], hole = f[3], drop_at = f[4], bytes = f[5], token = f[6]}
+        mark = f[1], floor = f[2], hole = f[3], drop_at = f[4], bytes = f[5], stamp = f[6]}
     end
     streams[list] = stream
   end
@@ -107,7 +107,7 @@ end
 local function save_streams()
   for _, s in pairs(streams) do
     if s and s.is_changed then
-      call('HSET', session_key(s.sid), s.name, cmsgpack.pack({s.mark, s.floor, s.hole, s.drop_at, s.bytes, s.token}))
+      call('HSET', session_key(s.sid), s.name, cmsgpack.pack({s.mark, s.floor, s.hole, s.drop_at, s.bytes, s.stamp}))
     end
   end
 end

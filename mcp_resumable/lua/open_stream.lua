@@ -1,10 +1,10 @@
 -- Open a stream for an execution of a request. ARGV: session, generation, request id, how its stream's name ends,
--- token, and where the call began: generation counter and ordinal, '' for here.
--- The token of the request's newest stream says that this very stream was opened already; a lower one, that this was
+-- stamp, and where the call began: generation counter and ordinal, '' for here.
+-- The stamp of the request's newest stream says that this very stream was opened already; a lower one, that this was
 -- given up while it was on its way.
 -- Returns the number of evicted events, and the ordinal; or the current generation, '' where there is none.
 
-local sid, generation, request_id, ending, token, counter, ordinal = unpack(ARGV, 2, 8)
+local sid, generation, request_id, ending, stamp, counter, ordinal = unpack(ARGV, 2, 8)
 local key = session_key(sid)
 local actual = look_up(sid)
 local earlier = actual and call('HGET', key, 'L' .. request_id)
@@ -13,9 +13,9 @@ if earlier then last = cmsgpack.unpack(call('HGET', key, 'S' .. string.match(ear
 local result
 if not actual or call('HEXISTS', key, 'd') == 1 then
   result = ''
-elseif actual ~= generation or is_given_up(token, last) then
+elseif actual ~= generation or is_given_up(stamp, last) then
   result = actual
-elseif token == last then
+elseif stamp == last then
   result = tonumber(string.match(earlier, '^%d+'))
 else
   if earlier then drop_stream(load_stream(sid, generation, earlier)) end
@@ -23,7 +23,7 @@ else
   local name = result .. ending
   if counter == '' then counter, ordinal = call('HGET', key, 'c'), result end
   call('HSET', key, name, cmsgpack.pack({0, 0, 0, 0, 0, ''}), 'L' .. request_id, name,
-    'S' .. result, cmsgpack.pack({name, tonumber(counter), tonumber(ordinal), request_id, token}))
+    'S' .. result, cmsgpack.pack({name, tonumber(counter), tonumber(ordinal), request_id, stamp}))
   call('HINCRBY', key, 'u', 1)
   local session_bytes, total_bytes = charge(sid, STREAM_CHARGE + #request_id)
   enforce_ceilings(sid, generation, session_bytes, total_bytes, nil)

@@ -86,9 +86,7 @@ async def test_the_counters_are_what_a_recount_says(redis_server: Server, seed: 
             storages: list[RedisStorage] = []
             actor = Actor(seed, storages)
             for _ in range(3):
-                instance = opened(
-                    redis_server.url, prefix=prefix, retention=RETENTION, clock_offset=lambda: actor.clock
-                )
+                instance = opened(redis_server.url, prefix=prefix, retention=RETENTION, clock_shift=lambda: actor.clock)
                 storages.append(await stack.enter_async_context(instance))
             for turn in range(1500):
                 await actor.act()

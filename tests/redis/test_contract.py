@@ -21,12 +21,12 @@ class RedisHarness(StorageHarness):
         self.server = server
         self.prefix = f"contract-{next(_numbers)}"
         self.retention = retention
-        self.offset = 0.0
+        self.shift = 0.0
         self.instances = [self.instance()]
 
     def instance(self) -> RedisStorage:
         return RedisStorage(
-            self.server.url, retention=self.retention, prefix=self.prefix, clock_offset=lambda: self.offset
+            self.server.url, retention=self.retention, prefix=self.prefix, clock_shift=lambda: self.shift
         )
 
     @property
@@ -42,7 +42,7 @@ class RedisHarness(StorageHarness):
         return self.instances[-1]
 
     async def advance(self, seconds: float) -> bool:
-        self.offset += seconds
+        self.shift += seconds
         return True
 
 

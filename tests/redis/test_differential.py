@@ -155,7 +155,7 @@ async def test_the_same_operations_have_the_same_answers(redis_server: Server, s
             shared: list[RedisStorage] = []
             for _ in range(2):
                 instance = opened(
-                    redis_server.url, prefix=prefix, retention=retention, nonce=nonce, clock_offset=lambda: now
+                    redis_server.url, prefix=prefix, retention=retention, nonce=nonce, clock_shift=lambda: now
                 )
                 storage = await stack.enter_async_context(instance)
                 storage._scripts = StoppedScripts(storage._key_prefix, retention)

@@ -43,7 +43,7 @@ class Scene:
         self.clock = 0.0
         self.logs: list[Log] = []
         self.writer, self.other = (
-            RedisStorage(server.url, prefix=prefix, retention=RETENTION, clock_offset=lambda: self.clock)
+            RedisStorage(server.url, prefix=prefix, retention=RETENTION, clock_shift=lambda: self.clock)
             for _ in range(2)
         )
 
