@@ -81,6 +81,7 @@ async def _append_to(stream: Stream, count: int) -> float:
     began = time.perf_counter()
     for message in messages:
         await store_event(stream_id, message)
+    await stream.flush()
     return (time.perf_counter() - began) / count * 1e6
 
 
@@ -110,6 +111,7 @@ async def _many_streams(kind: type[Subject], url: str | None) -> float:
         store_event, stream_id = stream.store.store_event, stream.stream_id
         for message in messages:
             await store_event(stream_id, message)
+        await stream.flush()
 
     async with kind(url) as subject:
         streams = [await subject.open_stream(f"session-{number}") for number in range(_SESSIONS)]

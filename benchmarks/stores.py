@@ -72,6 +72,9 @@ class Stream:
     def enter_resume(self) -> None:
         """Do, in the task that resumes, what is done for each resuming GET before the store is called."""
 
+    async def flush(self) -> None:
+        """Wait until all that was appended is stored, where the store does not wait for each event."""
+
     async def finish(self) -> None:
         """Append the answer."""
         self.event_ids.append(await self.store.store_event(self.stream_id, answer(_REQUEST_ID)))
@@ -347,6 +350,12 @@ class OurStream(Stream):
         """See `Stream`."""
         current_exchange.set(Exchange(self.binding, _Gate()))
 
+    async def flush(self) -> None:
+        """See `Stream`."""
+        pipeline = self.binding.calls[self.stream_id].pipeline
+        if pipeline is not None:
+            await pipeline.until_settled()
+
 
 class _Ours(Subject):
     retained = "all limits raised"
@@ -355,7 +364,8 @@ class _Ours(Subject):
     async def open_stream(self, session_id: str) -> OurStream:
         binding = self.store.bind_session(self, None)
         await self.store.attach_session(binding, session_id)
-        await binding.begin_call(_REQUEST_ID, Connection())
+        call = await binding.begin_call(_REQUEST_ID, Connection())
+        call.pipeline = self.store.new_pipeline()
         return OurStream(self.store, str(_REQUEST_ID), binding=binding)
 
 

@@ -169,6 +169,7 @@ class ResumptionLayer:
         except DuplicateRequestIdError as error:
             self.store.ledger.refused_request(binding, error)
             return await _respond(wire.send, error, binding.session_id)
+        call.pipeline = wire.pipeline = self.store.new_pipeline()
         if (header(scope["headers"], _PROTOCOL_VERSION) or "") >= _FIRST_PRIMED_VERSION:
             # A tool may close or move its stream before the first frame is written: its client could not come back.
             wire.last_resort = lambda: self._first_cursor_of(binding, call)

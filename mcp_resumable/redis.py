@@ -192,6 +192,7 @@ class RedisStorage(SharedStorage):
         self._slots = asyncio.Semaphore(_MAX_CALLS)
         self._tasks: list[asyncio.Task[None]] = []
         self._announcements: set[asyncio.Task[None]] = set()
+        self._work: set[asyncio.Task[None]] = set()
         self._is_leased = False
         self._is_closed = False
         self._stamp_prefix = secrets.token_bytes(8)
@@ -201,6 +202,12 @@ class RedisStorage(SharedStorage):
         """See `SharedStorage`."""
         self._workers.append(worker)
 
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """See `SharedStorage`."""
+        task = _in_a_context_of_its_own(work())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
     async def aclose(self) -> None:
         """Give the lease back and stop; a client that was handed in stays open. Idempotent."""
         self._is_closed = True
@@ -209,7 +216,7 @@ class RedisStorage(SharedStorage):
             task.cancel()
         # A call that is under way ends by itself; cancelled, it might leave its connection open.
         calls = self._appends.under_way | self._reads.under_way | self._snapshots.under_way
-        await asyncio.gather(*tasks, *calls, return_exceptions=True)
+        await asyncio.gather(*tasks, *calls, *self._work, return_exceptions=True)
         self._doorbell.ring_all()
         await self._scripts.release(self._client)
         if self._is_own_client:

@@ -25,7 +25,7 @@ from mcp_resumable.cursor import STANDALONE, Generation, StreamId
 from mcp_resumable.errors import DuplicateRequestIdError, ResumptionError
 
 if TYPE_CHECKING:
-    pass
+    from mcp_resumable.pipeline import Pipeline
 
 __all__ = [
     "SDK_STANDALONE",
@@ -132,6 +132,8 @@ class Call:
         origin: (generation counter, ordinal) of its first stream; None while none was opened.
         execution: Counts restarts; an event belongs to the execution in which it was handed to the store.
         prefix: The event ids of its stream without the seq.
+        seq: Of the last event id that was given out, where events are stored later; see `pipeline`.
+        pipeline: Its events that are not stored yet; None where each is stored before the SDK goes on.
         lost: Events since the last stored one that could not be stored.
         is_answered: Its answer was handed to the store, stored or not.
         is_answer_lost: Its answer is among the lost ones.
@@ -144,6 +146,8 @@ class Call:
     origin: tuple[int, int] | None = None
     execution: int = 0
     prefix: str = ""
+    seq: int = 0
+    pipeline: Pipeline | None = None
     lost: int = 0
     is_answered: bool = False
     is_answer_lost: bool = False
@@ -154,6 +158,7 @@ class Call:
         """Go on in `stream`, from its beginning."""
         self.stream = stream
         self.prefix = f"{generation}:{stream}:"
+        self.seq = 0
         if self.origin is None:
             self.origin = (generation.counter, stream.ordinal)
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mcp_resumable.cursor import Generation, StreamId
 from mcp_resumable.storage import Storage
@@ -76,6 +76,10 @@ class SharedStorage(Storage):
     @abstractmethod
     def serve(self, worker: Worker) -> None:
         """Tell `worker` from now on what it must know; any number of them."""
+
+    @abstractmethod
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `work`, which does not raise, in a task of the storage's own; before it is closed, `work` has ended."""
 
     @abstractmethod
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:

@@ -22,6 +22,7 @@ from mcp_resumable.cursor import Generation
 from mcp_resumable.errors import ResumptionError, SessionNotFoundError
 from mcp_resumable.ledger import Ledger, StoreStats
 from mcp_resumable.memory import MemoryStorage
+from mcp_resumable.pipeline import Pipeline
 from mcp_resumable.reader import Reader
 from mcp_resumable.session import SessionBinding, current_exchange
 from mcp_resumable.shared import SharedStorage
@@ -104,7 +105,8 @@ class ResumableEventStore(EventStore):
             message: A JSON-RPC message of the SDK; None for a priming event, which stores nothing.
 
         Returns:
-            The event id; `""` (no id) where the event was not stored.
+            The event id; `""` (no id) where the event was not stored. With a `SharedStorage` it may be the one that the
+            event is to have: the layer holds the event back until it is stored, and takes the id off where it is not.
 
         Raises:
             RuntimeError: When a priming event is asked for outside of the `ResumptionLayer`: whose it is would be a
@@ -240,6 +242,10 @@ class ResumableEventStore(EventStore):
     def bind_session(self, layer: object, credential: object) -> SessionBinding:
         """Return the binding for a session that is about to be opened; its session id is not known yet."""
         return SessionBinding(store=self, layer=layer, credential=credential, nonce=self.storage.new_nonce())
+
+    def new_pipeline(self) -> Pipeline | None:
+        """Return what a call's events go through where the storage is shared: their frames must be held for it."""
+        return Pipeline() if self._workers is not None else None
 
     def find_binding(self, session_id: str) -> SessionBinding | None:
         """Return the binding of a session of this process, also for a while after it ended."""

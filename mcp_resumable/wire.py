@@ -11,6 +11,7 @@ from typing import Any, cast
 import anyio
 
 from mcp_resumable.errors import ResumptionError, StorageUnavailableError
+from mcp_resumable.pipeline import Pipeline
 from mcp_resumable.session import Connection
 
 __all__ = ["ASGIApp", "Gate", "Message", "Receive", "Scope", "Send", "Wire", "cursor_frame", "header"]
@@ -32,6 +33,7 @@ class Wire:
         on_stall: Called when the client is given up because it does not read.
         send_timeout: Seconds that the client may take to read.
         last_resort: The only frame of a stream that would else end without any.
+        pipeline: Of the call that is served, where its events are stored later: their frames are held until then.
     """
 
     def __init__(self, receive: Receive, send: Send, send_timeout: float, on_stall: Callable[[], None]) -> None:
@@ -40,6 +42,7 @@ class Wire:
         self.status: int | None = None
         self.on_start: Callable[[int, Iterable[tuple[bytes, bytes]]], Awaitable[None]] | None = None
         self.last_resort: Callable[[], bytes] | None = None
+        self.pipeline: Pipeline | None = None
         self._receive = receive
         self._send = send
         self.send_timeout = send_timeout
@@ -88,6 +91,10 @@ class Wire:
 
     async def send(self, message: Message, *, even_if_closed: bool = False) -> None:
         """Send to the client; what comes after a close is dropped, and a client that does not read is given up."""
+        if self.pipeline is not None:
+            unstored = self.pipeline.find(message.get("body", b""))
+            if unstored is not None:
+                message = {**message, "body": await self.pipeline.hold(message["body"], unstored)}
         if message["type"] == "http.response.start":
             self.status = message["status"]
             content_type = header(message["headers"], b"content-type") or ""

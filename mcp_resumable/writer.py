@@ -1,14 +1,19 @@
 """The writing side: claims generations, opens streams, stores events, and keeps count of what could not be stored.
 
-Per session there is one writer of events, the SDK's router, and it writes one event at a time. Beside it, at any await,
-may run: the POSTs of the session (`prime`), an operator who moves generations or streams (`advance`, `restart`), and
-resuming GETs that want to know what was lost (`settle`). These take the binding's lock; an append takes it only when it
-finds that something has moved, which the storage tells it by refusing the write.
+Per session there is one writer of events, the SDK's router, and it hands over one event at a time. A storage in this
+process has it before the router goes on. Where the storage is shared, and so somewhere else, a task of each call stores
+what was handed over meanwhile (`_deliver`), in order and at most one append at a time; see `pipeline`.
+
+Beside them, at any await, may run: the POSTs of the session (`prime`), an operator who moves generations or streams
+(`advance`, `restart`), and resuming GETs that want to know what was lost (`settle`). These take the binding's lock; an
+append takes it only when it finds that something has moved, which the storage tells it by refusing the write.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -17,6 +22,7 @@ from pydantic import RootModel
 
 from mcp_resumable.cursor import STANDALONE, Generation, StreamId
 from mcp_resumable.ledger import Ledger
+from mcp_resumable.pipeline import Pipeline, Unstored
 from mcp_resumable.session import SDK_STANDALONE, Call, SessionBinding, when_current_task_ends
 from mcp_resumable.shared import SharedStorage, digest_of
 from mcp_resumable.storage import AppendRefusedError, Storage
@@ -43,6 +49,8 @@ class Writer:
     async def attach(self, binding: SessionBinding, session_id: str) -> None:
         """Give a binding its session id and claim its first generation; a storage that fails is asked again later."""
         binding.session_id = session_id
+        if self.shared is not None:
+            binding.standalone.pipeline = Pipeline()  # Its frames are made from what is stored.
         try:
             await self.end_what_is_over()
             async with binding.lock:
@@ -54,6 +62,9 @@ class Writer:
 
     async def advance(self, binding: SessionBinding) -> Generation | None:
         """Move a session to its next generation; None where the session is over."""
+        for call in (binding.standalone, *binding.calls.values()):
+            if call.pipeline is not None:
+                await call.pipeline.until_settled()  # What was sent before belongs to the generation before.
         # Shielded: the storage must not be left in a generation that the session's writer does not know.
         generation: Generation | None = None
         with anyio.CancelScope(shield=True):
@@ -181,10 +192,24 @@ class Writer:
         is_root_model = issubclass(type(message), RootModel)
         is_answer = call is not binding.standalone and not hasattr(message.root if is_root_model else message, "method")
         try:
-            return await self._append(binding, call, _dump(message, is_root_model), is_answer)
+            data = _dump(message, is_root_model)
+            event: bytes | None = data
+            if len(data) > self.storage.retention.max_bytes:
+                self.ledger.too_large(binding, call.request_id, len(data))
+                event = None
+            if call.pipeline is not None:
+                return await self._hand_over(binding, call, call.pipeline, event, is_answer=is_answer)
+            started = self.ledger.clock() if self.ledger.clock is not None else None
+            prefix, seq = await self._append(binding, call, (event,), call.execution, is_answer=is_answer)
+            if not seq:
+                return ""
+            self.ledger.stored(binding, event, started)
+            return f"{prefix}{seq}"
         except Exception as exc:
             # Whatever it is (the storage, or a message that has no JSON text), the router must live.
-            self._lose(binding, call, is_answer=is_answer)
+            if call.pipeline is not None:
+                await call.pipeline.until_settled()  # A hole has its place after what was sent before.
+            self._lose(binding, call, 1, is_answer=is_answer)
             self.ledger.fault(binding, exc)
             return ""
         finally:
@@ -193,49 +218,90 @@ class Writer:
                 call.is_answered = True
                 binding.forget_if_done(call)
 
-    async def _append(self, binding: SessionBinding, call: Call, data: bytes, is_answer: bool) -> str:
-        event: bytes | None = data
-        if len(data) > self.storage.retention.max_bytes:
-            event = None
-            self.ledger.too_large(binding, call.request_id, len(data))
-        session_id, generation = binding.session_id, binding.generation
-        stream, prefix, execution = call.stream, call.prefix, call.execution
+    async def _hand_over(
+        self, binding: SessionBinding, call: Call, pipeline: Pipeline, event: bytes | None, *, is_answer: bool
+    ) -> str:
+        """Let an event be stored, and return the event id that it will have, if that can be told before it is stored.
+
+        Of an answer it is told afterwards: a call ends when all of it is stored, or known to be lost.
+        """
         started = self.ledger.clock() if self.ledger.clock is not None else None
-        if session_id is not None and generation is not None and stream is not None and not call.lost:
+        execution = call.execution
+        await pipeline.until_room()
+        promised_id = ""
+        # Invariant: an event id is promised once, so `seq` is not lowered as long as the stream is the same.
+        if call.stream is not None and binding.generation is not None and not is_answer:
+            call.seq += 1
+            promised_id = f"{call.prefix}{call.seq}"
+        unstored = Unstored(
+            event=event, promised_id=promised_id, execution=execution, is_answer=is_answer, started=started
+        )
+        pipeline.add(unstored)
+        if not pipeline.is_running:
+            pipeline.is_running = True
+            known(self.shared).start_soon(partial(self._deliver, binding, call, pipeline))
+        return promised_id or await pipeline.until_settled(unstored)
+
+    async def _deliver(self, binding: SessionBinding, call: Call, pipeline: Pipeline) -> None:
+        """Store what is handed over, as much at a time as has come meanwhile. In a task of its own; never raises."""
+        while batch := pipeline.take():
+            execution, is_answer = batch[0].execution, batch[-1].is_answer
+            event_ids = [""] * len(batch)
             try:
-                seq = await self.storage.append(session_id, generation, stream, (event,), is_terminal=is_answer)
+                events = [unstored.event for unstored in batch]
+                prefix, seq = await self._append(binding, call, events, execution, is_answer=is_answer)
+            except Exception as exc:
+                if call.execution == execution:
+                    self._lose(binding, call, len(batch), is_answer=is_answer)
+                self.ledger.fault(binding, exc)
+            else:
+                if seq:
+                    event_ids = [f"{prefix}{number}" for number in range(seq - len(batch) + 1, seq + 1)]
+                    if prefix == call.prefix:
+                        call.seq = max(call.seq, seq)  # Promises may have fallen behind, where some were not made.
+                    for unstored in batch:
+                        self.ledger.stored(binding, unstored.event, unstored.started)
+            pipeline.settle(batch, event_ids)
+        # No await since nothing was there to take.
+        pipeline.is_running = False
+
+    async def _append(
+        self, binding: SessionBinding, call: Call, events: Sequence[bytes | None], execution: int, *, is_answer: bool
+    ) -> tuple[str, int]:
+        """Store events; return what their event ids begin with, and the seq of the last one: 0 where none is stored."""
+        session_id, generation, stream, prefix = binding.session_id, binding.generation, call.stream, call.prefix
+        is_moved = generation is None or stream is None or call.lost or call.execution != execution
+        if session_id is not None and generation is not None and stream is not None and not is_moved:
+            try:
+                return prefix, await self.storage.append(session_id, generation, stream, events, is_terminal=is_answer)
             except AppendRefusedError:
                 pass  # Moved while this was under way, or no longer ours: told apart under the lock.
-            else:
-                self.ledger.stored(binding, event, started)
-                return f"{prefix}{seq}"
         async with binding.lock:
             if call.execution != execution:
-                return ""  # Sent by an execution that has been superseded since.
+                return "", 0  # Sent by an execution that has been superseded since.
             while True:
                 if binding.status == "evicted" and call.stream is not None:
-                    return ""  # A late event does not revive a session; a call that has sent nothing yet may.
+                    return "", 0  # A late event does not revive a session; a call that has sent nothing yet may.
                 try:
                     await self._ensure_open(binding, call)
                     seq = await self.storage.append(
                         known(binding.session_id),
                         known(binding.generation),
                         known(call.stream),
-                        (*(None for _ in range(min(call.lost, _MAX_HOLES))), event),
+                        (*(None for _ in range(min(call.lost, _MAX_HOLES))), *events),
                         is_terminal=is_answer,
                     )
                     break
                 except AppendRefusedError as refusal:
                     if not await self._has_moved(binding, refusal):
-                        return ""
+                        return "", 0
             call.lost = 0
             binding.unsettled.pop(call, None)
-            self.ledger.stored(binding, event, started)
-            return f"{call.prefix}{seq}"
+            return call.prefix, seq
 
-    def _lose(self, binding: SessionBinding, call: Call, *, is_answer: bool) -> None:
-        """Note that an event could not be stored: a hole, of which the storage learns when it answers again."""
-        call.lost += 1
+    def _lose(self, binding: SessionBinding, call: Call, count: int, *, is_answer: bool) -> None:
+        """Note that events could not be stored: holes, of which the storage learns when it answers again."""
+        call.lost += count
         call.is_answer_lost = is_answer
         binding.unsettled[call] = None
         binding.changes += 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Literal, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal, TypeVar
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from mcp_resumable import EventCursor, Generation, MemoryStorage, Retention, Storage
 from mcp_resumable.cursor import StreamId
 from mcp_resumable.decision import Snapshot
+from mcp_resumable.shared import Ownership, SharedStorage, Worker
 from mcp_resumable.storage import Batch, SessionDescription
 
 T = TypeVar("T")
@@ -22,11 +24,11 @@ When = Literal["before", "after"]
 class Trap:
     """Catches the next call of one operation, before or after it takes effect."""
 
-    def __init__(self, error: Exception | None) -> None:
+    def __init__(self, error: Exception | None, *, is_held: bool = True) -> None:
         self.reached = anyio.Event()
         self._released = anyio.Event()
         self._error = error
-        if error is not None:
+        if not is_held:
             self._released.set()
 
     async def spring(self) -> None:
@@ -52,13 +54,13 @@ class HeldStorage(Storage):
         self._traps: dict[tuple[Operation, When], list[Trap]] = {}
         self.broken: set[Operation] = set()
 
-    def hold(self, operation: Operation, when: When = "before") -> Trap:
+    def hold(self, operation: Operation, when: When = "before", *, then_fail: bool = False) -> Trap:
         """Hold the next call of `operation`."""
-        return self._set(operation, when, Trap(None))
+        return self._set(operation, when, Trap(OSError("the storage is on fire") if then_fail else None))
 
     def fail(self, operation: Operation, when: When = "before") -> Trap:
         """Make the next call of `operation` fail; `after`: although it took effect."""
-        return self._set(operation, when, Trap(OSError("the storage is on fire")))
+        return self._set(operation, when, Trap(OSError("the storage is on fire"), is_held=False))
 
     def _set(self, operation: Operation, when: When, trap: Trap) -> Trap:
         self._traps.setdefault((operation, when), []).append(trap)
@@ -118,3 +120,63 @@ class HeldStorage(Storage):
 
     async def _describe(self, session_id: str) -> SessionDescription | None:
         return await self.inner._describe(session_id)
+
+
+class SharedHeldStorage(HeldStorage, SharedStorage):
+    """The same as a storage that workers share, of which this is the only one: events are stored later."""
+
+    worker_id = "the-only-one"
+    lease_seconds = 600.0
+
+    def __init__(self, *, retention: Retention | None = None, inner: MemoryStorage | None = None) -> None:
+        super().__init__(retention=retention, inner=inner)
+        self.task_group: TaskGroup | None = None
+        self._credentials: dict[str, str] = {}
+        self._consumers = 0
+
+    def serve(self, worker: Worker) -> None:
+        """Nobody else does anything that it would have to be told."""
+
+    def start_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        assert self.task_group is not None
+        self.task_group.start_soon(work)
+
+    async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:  # noqa: ARG002
+        self._credentials[session_id] = credential
+        return True
+
+    async def retire(self) -> None:
+        pass
+
+    async def find_owner(self, session_id: str) -> Ownership | None:
+        snapshot = await self.inner.snapshot(session_id, None)
+        if snapshot is None:
+            return None
+        return Ownership(
+            generation=snapshot.generation,
+            worker=self.worker_id,
+            credential=self._credentials.get(session_id, ""),
+            is_alive=True,
+            is_forked=False,
+            is_abandoned=False,
+            carried_seq=0,
+        )
+
+    def is_seen_alive(self, worker_id: str) -> bool:  # noqa: ARG002
+        return True
+
+    async def abandon_session(self, session_id: str) -> bool:  # noqa: ARG002
+        return False
+
+    async def note_carried(self, session_id: str, generation: Generation, seq: int) -> None:
+        pass
+
+    def take_over(
+        self,
+        session_id: str,  # noqa: ARG002
+        stream: StreamId,  # noqa: ARG002
+        on_ranked: Callable[[int], None],
+        on_failed: Callable[[Exception], None],  # noqa: ARG002
+    ) -> None:
+        self._consumers += 1
+        on_ranked(self._consumers)

@@ -20,6 +20,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from mcp_resumable import ResumableEventStore
+from tests.held_storage import SharedHeldStorage
 
 PATIENCE_SECONDS = 10.0
 """Longest wait for anything in a test; never an assertion about speed."""
@@ -308,6 +309,8 @@ async def hosting(store: ResumableEventStore, **options: Any) -> AsyncGenerator[
     """Run a host; everything it started is gone afterwards."""
     async with anyio.create_task_group() as requests:
         host = Host(store, requests, **options)
+        if isinstance(store.storage, SharedHeldStorage):
+            store.storage.task_group = requests
         async with host.manager.run():
             yield host
             # The 2.x SDK waits a second at its end for a call that still runs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -11,16 +12,33 @@ from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 from mcp_resumable import ResumableEventStore, Retention
-from tests.held_storage import HeldStorage
+from tests.held_storage import HeldStorage, SharedHeldStorage
 from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting
 
 pytestmark = pytest.mark.anyio
 
+_is_shared = False
+
+
+@pytest.fixture(params=[False, True], ids=["stored at once", "stored later"], autouse=True)
+def kind_of_storage(request: pytest.FixtureRequest) -> None:
+    """Run each test with a storage that the router waits for, and with one that it does not."""
+    global _is_shared
+    _is_shared = request.param
+
+
+stored_at_once = pytest.mark.parametrize("kind_of_storage", [False], ids=["stored at once"], indirect=True)
+"""For what is so only there; `test_pipeline` has the counterpart."""
+
+
+def new_storage(**options: Any) -> HeldStorage:
+    return SharedHeldStorage(**options) if _is_shared else HeldStorage(**options)
+
 
 @asynccontextmanager
-async def held(**options: object) -> AsyncGenerator[tuple[HeldStorage, ResumableEventStore, Host, Client]]:
-    storage = HeldStorage()
-    store = ResumableEventStore(storage, **options)  # type: ignore[arg-type]
+async def held(**options: Any) -> AsyncGenerator[tuple[HeldStorage, ResumableEventStore, Host, Client]]:
+    storage = new_storage()
+    store = ResumableEventStore(storage, **options)
     async with hosting(store) as host:
         yield storage, store, host, await host.open()
 
@@ -211,6 +229,7 @@ async def test_connection_that_was_taken_over_carries_nothing_more() -> None:
 # Moves: advance, restart, end, while something is under way.
 
 
+@stored_at_once
 async def test_event_whose_append_is_overtaken_by_an_advance_goes_to_the_new_generation() -> None:
     async with held() as (storage, store, _, client):
         request = await client.call()
@@ -231,6 +250,7 @@ async def test_event_whose_append_is_overtaken_by_an_advance_goes_to_the_new_gen
         assert steps_of(await resumed.frames()) == ["b", "answer"]
 
 
+@stored_at_once
 async def test_event_stored_just_before_an_advance_never_reaches_a_connection_after_it() -> None:
     async with held() as (storage, store, _, client):
         request = await client.call()
@@ -560,7 +580,7 @@ async def test_resume_whose_first_read_fails_is_503_and_can_come_back() -> None:
 
 
 async def test_router_waits_for_the_session_id_and_nothing_is_lost() -> None:
-    storage = HeldStorage()
+    storage = new_storage()
     store = ResumableEventStore(storage)
     trap = storage.hold("claim_generation")
     async with hosting(store) as host, anyio.create_task_group() as task_group:
@@ -583,7 +603,7 @@ async def test_router_waits_for_the_session_id_and_nothing_is_lost() -> None:
 
 
 async def test_session_whose_first_claim_fails_is_claimed_by_the_next_event_that_asks() -> None:
-    storage = HeldStorage()
+    storage = new_storage()
     store = ResumableEventStore(storage)
     storage.fail("claim_generation")
     storage.fail("claim_generation")
@@ -792,7 +812,7 @@ async def test_event_after_a_lost_one_leaves_its_seq_free() -> None:
 
 
 async def test_router_that_is_quicker_than_the_session_id_does_not_claim_a_second_generation() -> None:
-    storage = HeldStorage()
+    storage = new_storage()
     store = ResumableEventStore(storage)
     async with hosting(store) as host, anyio.create_task_group() as task_group:
         storage.broken = {"end_session"}
@@ -818,7 +838,7 @@ async def test_router_that_is_quicker_than_the_session_id_does_not_claim_a_secon
 
 
 async def test_late_event_does_not_revive_an_evicted_session_and_the_next_call_does() -> None:
-    storage = HeldStorage(retention=Retention(max_sessions=1))
+    storage = new_storage(retention=Retention(max_sessions=1))
     store = ResumableEventStore(storage)
     async with hosting(store) as host:
         client = await host.open()
@@ -842,7 +862,7 @@ async def test_late_event_does_not_revive_an_evicted_session_and_the_next_call_d
 async def test_tail_ends_at_an_event_too_large_to_keep_and_does_not_skip_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    storage = HeldStorage(retention=Retention(max_bytes=1_000))
+    storage = new_storage(retention=Retention(max_bytes=1_000))
     store = ResumableEventStore(storage)
     async with hosting(store) as host:
         client = await host.open()
@@ -860,7 +880,7 @@ async def test_tail_ends_at_an_event_too_large_to_keep_and_does_not_skip_it(
 
 
 async def test_event_too_large_to_keep_reaches_the_first_connection_with_its_id() -> None:
-    storage = HeldStorage(retention=Retention(max_bytes=1_000))
+    storage = new_storage(retention=Retention(max_bytes=1_000))
     store = ResumableEventStore(storage)
     async with hosting(store) as host:
         client = await host.open()
@@ -884,7 +904,7 @@ async def test_session_whose_advance_failed_halfway_is_ended_all_the_same() -> N
 
 
 async def test_plain_get_of_a_session_that_was_evicted_unnoticed_goes_on_in_its_next_generation() -> None:
-    store = ResumableEventStore(HeldStorage(retention=Retention(max_sessions=1)))
+    store = ResumableEventStore(new_storage(retention=Retention(max_sessions=1)))
     async with hosting(store) as host:
         client = await host.open()
         await host.open()
@@ -921,6 +941,7 @@ async def test_event_written_while_its_generation_moves_skips_nothing_of_the_nex
         assert [frame.step for frame in await read_steps(second, 1)] == ["c"]
 
 
+@stored_at_once
 async def test_connection_that_is_closed_before_its_response_has_begun_gets_one() -> None:
     """It ended without any, and the server answered 500."""
     async with held() as (storage, store, _, client):
