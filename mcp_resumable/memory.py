@@ -186,7 +186,7 @@ class MemoryStorage(Storage):
             newest = session.latest.get(request_id)
         else:
             newest = session.streams.get(cursor.stream.ordinal)
-        successor = None if newest is None else Successor(stream=newest.id, origin=newest.origin)
+        successor = None if newest is None else newest.as_successor
         if cursor.generation != generation:
             is_earlier = session.nonces.get(cursor.generation.counter) == cursor.generation.nonce
             return Snapshot(
@@ -206,11 +206,13 @@ class MemoryStorage(Storage):
         self, session_id: str, generation: Generation, stream: StreamId, after_seq: int, limit: int
     ) -> Batch | None:
         kept = self._readable(session_id, generation, stream)
-        if kept is None or not kept.ring.replay_floor <= after_seq <= kept.ring.high_water_mark:
+        if kept is None:
             return None
-        events = kept.ring.after(after_seq, limit)
-        is_last = after_seq + len(events) == kept.ring.high_water_mark
-        return Batch(events, kept.is_terminal and is_last)
+        try:
+            events = kept.ring.after(after_seq, limit)
+        except IndexError:
+            return None
+        return Batch(events, kept.is_terminal and after_seq + len(events) == kept.ring.high_water_mark)
 
     async def _wait(self, session_id: str, generation: Generation, stream: StreamId, after_seq: int) -> None:
         kept = self._readable(session_id, generation, stream)
@@ -270,7 +272,8 @@ class MemoryStorage(Storage):
     def _add_stream(
         self, session: _Session, stream_id: StreamId, request_id: str | None, origin: tuple[int, int]
     ) -> _Stream:
-        stream = _Stream(id=stream_id, request_id=request_id, session=session, origin=origin)
+        as_successor = Successor(stream=stream_id, origin=origin)
+        stream = _Stream(id=stream_id, request_id=request_id, session=session, as_successor=as_successor)
         session.streams[stream_id.ordinal] = stream
         session.next_ordinal = stream_id.ordinal + 1
         session.charged_bytes += stream.own_charge
@@ -410,7 +413,8 @@ class _Stream:
     id: StreamId
     request_id: str | None
     session: _Session
-    origin: tuple[int, int]
+    # What snapshots say of it, as long as it is the newest of its request. Made once: each decision needs it.
+    as_successor: Successor
     ring: RingBuffer = field(default_factory=RingBuffer)
     is_terminal: bool = False
     # Made by the first reader that waits, set and forgotten by the next change.
