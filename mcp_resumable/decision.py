@@ -16,13 +16,16 @@ Checked in this order; the first that applies wins.
 | 10 | otherwise                                                               | resume   |                           |
 
 A superseded stream keeps its place, not its events nor its high-water mark, so row 5 asks only whether it was opened.
+
+Nothing here is changed once it is made. `Retained`, `Snapshot` and `Resume` are not frozen all the same: each resume
+makes one of each, and freezing doubles what that takes (0.7 µs against 0.3 for four fields, CPython 3.11).
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from mcp_resumable.errors import (
     EventEvictedError,
@@ -78,7 +81,7 @@ class Dropped:
     """The stream was opened, and retention has dropped all that was known of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Retained:
     """The stream is known.
 
@@ -116,7 +119,7 @@ class Successor:
         return (cursor.generation.counter, cursor.stream.ordinal) >= self.origin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Snapshot:
     """One atomic read of what a decision about one cursor needs.
 
@@ -133,7 +136,7 @@ class Snapshot:
     successor: Successor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Resume:
     """Replay what follows the cursor, then go on live.
 
@@ -184,47 +187,52 @@ def decide(event_id: str, cursor: EventCursor | None, snapshot: Snapshot | None,
     """
     if snapshot is None:
         return Gone(SessionNotFoundError(event_id))
-    generation = str(snapshot.generation)
     if cursor is None:
-        return Invalid(MalformedEventIdError(event_id, generation=generation))
+        return Invalid(MalformedEventIdError(event_id, generation=str(snapshot.generation)))
     match snapshot.claimed:
-        case "earlier":
-            return Reset(GenerationMismatchError(event_id, generation=generation))
-        case "never":
-            return Invalid(UnrecognizedGenerationError(event_id, generation=generation))
         case "current":
             pass
+        case "earlier":
+            return Reset(GenerationMismatchError(event_id, generation=str(snapshot.generation)))
+        case "never":
+            return Invalid(UnrecognizedGenerationError(event_id, generation=str(snapshot.generation)))
         case _:
             assert_never(snapshot.claimed)
     match snapshot.stream:
-        case NeverOpened():
-            return Invalid(FutureEventIdError(event_id, generation=generation, seq=cursor.seq))
-        case Superseded():
-            return Reset(StreamSupersededError(event_id, generation=generation))
-        case Dropped():
-            return Reset(EventEvictedError(event_id, generation=generation, seq=cursor.seq))
         case Retained() as state:
             return _decide_in_stream(event_id, cursor, state, replay_completed=replay_completed)
+        case NeverOpened():
+            return Invalid(FutureEventIdError(event_id, generation=str(snapshot.generation), seq=cursor.seq))
+        case Superseded():
+            return Reset(StreamSupersededError(event_id, generation=str(snapshot.generation)))
+        case Dropped():
+            return Reset(EventEvictedError(event_id, generation=str(snapshot.generation), seq=cursor.seq))
         case _:
             assert_never(snapshot.stream)
 
 
 def _decide_in_stream(event_id: str, cursor: EventCursor, state: Retained, *, replay_completed: bool) -> Decision:
     seq, floor, mark = cursor.seq, state.replay_floor, state.high_water_mark
-    generation = str(cursor.generation)
     if seq > mark:
-        return Invalid(
-            FutureEventIdError(event_id, generation=generation, seq=seq, replay_floor=floor, high_water_mark=mark)
-        )
+        return Invalid(_error(FutureEventIdError, event_id, cursor, state))
     is_answer_retained = floor < mark and state.last_hole != mark
     if state.is_terminal and (seq == mark or not is_answer_retained or not replay_completed):
-        return Reset(
-            StreamCompletedError(event_id, generation=generation, seq=seq, replay_floor=floor, high_water_mark=mark)
-        )
+        return Reset(_error(StreamCompletedError, event_id, cursor, state))
     if seq < floor:
-        return Reset(
-            EventEvictedError(event_id, generation=generation, seq=seq, replay_floor=floor, high_water_mark=mark)
-        )
+        return Reset(_error(EventEvictedError, event_id, cursor, state))
     if state.last_hole > seq:
-        return Reset(ReplayGapError(event_id, generation=generation, seq=seq, replay_floor=floor, high_water_mark=mark))
+        return Reset(_error(ReplayGapError, event_id, cursor, state))
     return Resume(cursor, mark)
+
+
+_ErrorInStream = TypeVar("_ErrorInStream", FutureEventIdError, StreamCompletedError, EventEvictedError, ReplayGapError)
+
+
+def _error(kind: type[_ErrorInStream], event_id: str, cursor: EventCursor, state: Retained) -> _ErrorInStream:
+    return kind(
+        event_id,
+        generation=str(cursor.generation),
+        seq=cursor.seq,
+        replay_floor=state.replay_floor,
+        high_water_mark=state.high_water_mark,
+    )

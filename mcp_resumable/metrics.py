@@ -92,6 +92,8 @@ _COUNTS: tuple[tuple[str, str, str, Callable[[Ledger], int]], ...] = (
     ("take_overs", "take_over", "Connections closed for a newer one", lambda ledger: ledger.take_overs),
 )
 
+_HONOURED: dict[str, AttributeValue] = {"mcp_resumable.outcome": "resume"}
+
 _S = TypeVar("_S")
 
 
@@ -210,7 +212,7 @@ def _decisions_by(reason: str) -> Callable[[Ledger], int]:
 
 def _attributes_of(refusal: ResumptionError | type[ResumptionError] | None) -> dict[str, AttributeValue]:
     if refusal is None:
-        return {"mcp_resumable.outcome": "resume"}
+        return _HONOURED
     return {"mcp_resumable.outcome": refusal.outcome, "mcp_resumable.reason": refusal.reason}
 
 

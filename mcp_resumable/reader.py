@@ -8,7 +8,6 @@ an event is sent when all before it were, and a place that cannot be told ends t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -58,11 +57,11 @@ class _Tail:
 
     __slots__ = ("batch", "connection", "generation", "is_complete", "prefix", "send", "seq", "stream")
 
-    def __init__(self, cursor: EventCursor, connection: Connection, send: SendEvent) -> None:
+    def __init__(self, event_id: str, cursor: EventCursor, connection: Connection, send: SendEvent) -> None:
         self.generation = cursor.generation
         self.stream = cursor.stream
         self.seq = cursor.seq
-        self.prefix = f"{cursor.generation}:{cursor.stream}:"
+        self.prefix = event_id[: event_id.rindex(":") + 1]
         self.connection = connection
         self.send = send
         self.is_complete = False
@@ -124,9 +123,12 @@ class Reader:
         started = self.ledger.clock() if self.ledger.clock is not None else None
         cursor = EventCursor.parse(event_id)
         try:
-            await self._visit(binding, event_id)
+            if binding.status == "visiting":
+                await self._visit(binding, event_id)
             decision, snapshot = await self._decide(binding, event_id, cursor)
-            tail = await self._begin(binding, decision.cursor, gate, send) if isinstance(decision, Resume) else None
+            tail = None
+            if isinstance(decision, Resume):
+                tail = await self._begin(binding, event_id, decision.cursor, gate, send)
             if tail is not None and self._shared is not None and (tail.batch is None or tail.connection.is_closed):
                 # Another worker may have given the session up, which a snapshot does not tell.
                 binding.release(tail.connection)
@@ -152,8 +154,9 @@ class Reader:
     async def serve_plain(self, binding: SessionBinding, gate: ResumeGate, send: SendEvent) -> None:
         """Serve a GET without a cursor: after the last event of the standalone stream that was ever written."""
         cursor = await self._standalone_place(binding)
-        tail = await self._begin(binding, cursor, gate, send)
-        await gate.accept(str(cursor))
+        event_id = str(cursor)
+        tail = await self._begin(binding, event_id, cursor, gate, send)
+        await gate.accept(event_id)
         await self._follow(binding, tail)
 
     async def _standalone_place(self, binding: SessionBinding) -> EventCursor:
@@ -180,7 +183,7 @@ class Reader:
                 if seq > binding.carried_seq:
                     self.ledger.sent_to_nobody(binding, binding.carried_seq + 1, seq)
                     binding.carried_seq = seq
-                return replace(cursor, seq=seq)
+                return cursor._replace(seq=seq)
         raise GenerationMismatchError
 
     async def _catch_up_with_visitors(self, binding: SessionBinding) -> None:
@@ -213,9 +216,10 @@ class Reader:
                 await send(answer_text(cursor.stream.request_id, error), None)
                 return
             fresh = current
-        tail = await self._begin(binding, fresh, gate, send)
-        await gate.accept(str(fresh))
-        await send(marker_text(error), str(fresh))
+        event_id = str(fresh)
+        tail = await self._begin(binding, event_id, fresh, gate, send)
+        await gate.accept(event_id)
+        await send(marker_text(error), event_id)
         await self._follow(binding, tail)
 
     async def _current_execution(
@@ -229,13 +233,15 @@ class Reader:
         decision, _ = await self._decide(binding, str(start), start)
         return start if isinstance(decision, Resume) else None
 
-    async def _begin(self, binding: SessionBinding, cursor: EventCursor, gate: ResumeGate, send: SendEvent) -> _Tail:
+    async def _begin(
+        self, binding: SessionBinding, event_id: str, cursor: EventCursor, gate: ResumeGate, send: SendEvent
+    ) -> _Tail:
         """Make a connection the one consumer of a stream, and read what it is to send first.
 
         Raises:
             StorageUnavailableError: When that cannot be read, or other workers cannot be told of the consumer.
         """
-        tail = _Tail(cursor, gate.connection, send)
+        tail = _Tail(event_id, cursor, gate.connection, send)
         if cursor.stream == STANDALONE:
             tail.connection.on_written = partial(binding.written, tail.generation)
         # No await between the snapshot and this: what supersedes the stream from now on finds the connection.
@@ -253,12 +259,12 @@ class Reader:
                 await announcement.until_made()
         except Exception as exc:
             self.ledger.fault(binding, exc)
-            raise StorageUnavailableError(str(cursor)) from exc
+            raise StorageUnavailableError(event_id) from exc
         return tail
 
-    async def _read(self, binding: SessionBinding, tail: _Tail) -> Batch | None:
+    def _read(self, binding: SessionBinding, tail: _Tail) -> Awaitable[Batch | None]:
         session_id = known(binding.session_id)
-        return await self.storage.read(session_id, tail.generation, tail.stream, tail.seq, _BATCH_EVENTS)
+        return self.storage.read(session_id, tail.generation, tail.stream, tail.seq, _BATCH_EVENTS)
 
     async def _follow(self, binding: SessionBinding, tail: _Tail) -> None:
         """Send what follows, each event once and in order, until the answer or until it would skip one."""
@@ -318,7 +324,7 @@ class Reader:
         """Decide about one claim, from one snapshot that nothing in this process has outdated."""
         snapshot = await self._snapshot(binding, event_id, cursor)
         decision = decide(event_id, cursor, snapshot, replay_completed=self._replay_completed)
-        if isinstance(decision, Resume) and snapshot is not None:
+        if self._shared is not None and isinstance(decision, Resume) and snapshot is not None:
             is_terminal = isinstance(snapshot.stream, Retained) and snapshot.stream.is_terminal
             if not is_terminal and await self._is_orphaned_or_unknown(binding, event_id):
                 # What is complete can be had as long as it is retained; this will never be.
@@ -339,8 +345,6 @@ class Reader:
             SessionNotFoundError: When there is no such session, or the credential is not the one it was opened with.
             StorageUnavailableError: When the storage cannot answer.
         """
-        if binding.status != "visiting":
-            return
         try:
             found = await known(self._shared).find_owner(known(binding.session_id))
         except Exception as exc:

@@ -24,33 +24,31 @@ class RingBuffer:
     Not safe for use from several threads; every method is synchronous, so tasks of one event loop see each whole.
 
     Attributes:
+        high_water_mark: Highest seq ever assigned, 0 when none.
+        replay_floor: Highest seq that was evicted, 0 when none.
         retained_bytes: Sum of the lengths of the retained events.
         last_hole: Highest seq that could not be kept, 0 where there is none.
     """
 
-    __slots__ = ("_items", "_start", "last_hole", "replay_floor", "retained_bytes")
+    __slots__ = ("_items", "_start", "high_water_mark", "last_hole", "replay_floor", "retained_bytes")
 
     def __init__(self) -> None:
         self._items: list[bytes | None] = []
-        # Invariant: _items[_start + i] holds seq replay_floor + 1 + i.
+        # Invariant: _items[_start + i] holds seq replay_floor + 1 + i, and the last of them high_water_mark.
         self._start = 0
         self.replay_floor = 0
+        self.high_water_mark = 0
         self.retained_bytes = 0
         self.last_hole = 0
 
     def __len__(self) -> int:
         """Return the number of places that are not evicted, holes included."""
-        return len(self._items) - self._start
-
-    @property
-    def high_water_mark(self) -> int:
-        """Highest seq ever assigned, 0 when none."""
-        return self.replay_floor + len(self._items) - self._start
+        return self.high_water_mark - self.replay_floor
 
     def append(self, event: bytes | None) -> int:
         """Assign the next seq to `event` (None: to a hole) and return it."""
         self._items.append(event)
-        seq = self.replay_floor + len(self._items) - self._start
+        self.high_water_mark = seq = self.high_water_mark + 1
         if event is None:
             self.last_hole = seq
         else:

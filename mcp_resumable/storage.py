@@ -112,7 +112,7 @@ class AppendRefusedError(Exception):
         return f"the stream takes no more events (current generation {self.current})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen, for the reason that `mcp_resumable.decision` gives.
 class Batch:
     """What follows a place in a stream.
 

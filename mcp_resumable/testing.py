@@ -348,7 +348,7 @@ class StorageContract(ABC):
             second = await _begin(storage)
             await second.append(b"a")
             guess = Generation(second.generation.counter, first.nonce)
-            for other in (first, guess, replace(second.generation, counter=3)):
+            for other in (first, guess, Generation(3, second.generation.nonce)):
                 assert await storage.end_session("s", generation=other) is False
             assert await storage.end_session("t", generation=second.generation) is False
             assert await second.read(0) == Batch([b"a"], False)

@@ -438,7 +438,7 @@ class ClaimsInTwoSteps(NaiveStorage):
         generation = await super()._claim_generation(session_id, nonce, create=create)
         if generation is None:
             return None
-        late = replace(generation, counter=counter)
+        late = Generation(counter, generation.nonce)
         self.database.issued[session_id][-1] = late
         for row in self._streams(session_id, generation):
             row.generation = late
@@ -513,7 +513,7 @@ class KeepsNumbersIn64Bits(NaiveStorage):
 
     def _state(self, session_id: str, cursor: EventCursor) -> StreamState:
         claimed = StreamId(cursor.stream.ordinal % 2**64, cursor.stream.request_id)
-        return super()._state(session_id, replace(cursor, stream=claimed))
+        return super()._state(session_id, cursor._replace(stream=claimed))
 
 
 class StoresSomeOfAnAppend(NaiveStorage):
