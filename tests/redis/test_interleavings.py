@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from mcp_resumable.redis import RedisStorage
+from mcp_resumable.redis.pulse import Pulse
 from mcp_resumable.storage import StreamDescription
 from tests.e2e.raw_client import RawClient, Response, session
 from tests.e2e.servers import serve, until
@@ -104,9 +105,9 @@ async def test_a_tail_ends_when_another_client_finds_its_owner_dead(
         pass
 
     # No pulse may do in time what is to be done at once.
-    monkeypatch.setattr("mcp_resumable.redis._SWEEP_PULSES", 1_000_000)
-    monkeypatch.setattr(RedisStorage, "_look_at_owners", lambda _self: nothing())
-    monkeypatch.setattr(RedisStorage, "_renew_lease", lambda _self: nothing())
+    monkeypatch.setattr("mcp_resumable.redis.pulse._SWEEP_PULSES", 1_000_000)
+    monkeypatch.setattr(Pulse, "_look_at_owners", lambda _self: nothing())
+    monkeypatch.setattr(Pulse, "_renew_lease", lambda _self: nothing())
     async with (
         crew(redis_server, lease_seconds=NEVER) as c,
         session(c.workers[0]) as client,
@@ -139,10 +140,10 @@ async def test_an_owner_is_not_given_up_right_after_the_storage_failed(redis_ser
         at(client, c.workers[1]) as there,
     ):
         _, ids = await held(client)
-        c.storages[1]._failure = OSError("away")
+        c.storages[1]._calls.failure = OSError("away")
         assert (await there.get(ids[3])).status == 503
         with anyio.fail_after(10):
-            await until(lambda: c.storages[1]._failure is None)
+            await until(lambda: c.storages[1]._calls.failure is None)
         c.delete(f"w:{c.storages[0].worker_id}")
         resumed = await there.get(ids[3])
         assert resumed.status == 200
