@@ -126,14 +126,15 @@ class Pulse:
             self.owned[session_id] = None
         for start in range(0, max(len(kept), 1), _MAX_KEPT_SESSIONS):
             some = map(bytes_of, kept[start : start + _MAX_KEPT_SESSIONS])
-            self.charged_bytes, *unknown = await self._calls.run(
+            self.charged_bytes, *over = await self._calls.run(
                 "keep", (self._worker_id, int(self._lease_seconds * 1000), *some)
             )
-            for session_id in map(text_of, unknown):
+            for session, is_ended in zip(over[::2], over[1::2], strict=True):
                 # Mostly known here already; a notice that was missed is made good.
+                session_id = text_of(session)
                 self.owned.pop(session_id, None)
                 for worker in self._workers:
-                    await worker.on_moved(session_id, is_ended=False)
+                    await worker.on_moved(session_id, is_ended=bool(is_ended))
 
     async def _exists(self, key: str) -> bool:
         return bool(await self._calls.client.exists(key))

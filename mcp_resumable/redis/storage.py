@@ -131,10 +131,16 @@ class RedisStorage(SharedStorage):
     # The contract of `Storage`.
 
     async def _claim_generation(self, session_id: str, nonce: str, *, create: bool) -> Generation | None:
-        claimed = await self._call("claim", bytes_of(session_id), nonce, int(create))
-        generation = generation_of(claimed[0])
+        claim = (bytes_of(session_id), nonce, int(create))
+        claimed, is_ended = await self._call("claim", *claim, self.worker_id)
+        if is_ended and not await self._tell_ended(session_id):
+            # None of this worker's stores served it by now: its id is used again.
+            claimed, _ = await self._call("claim", *claim, "")
+        generation = generation_of(claimed)
         if generation is None:
             self._pulse.owned.pop(session_id, None)
+            if create:
+                raise AppendRefusedError(None)
         self._doorbell.ring_session(session_id)
         return generation
 
@@ -314,6 +320,10 @@ class RedisStorage(SharedStorage):
         task = in_a_context_of_its_own(announce())
         self._announcements.add(task)
         task.add_done_callback(self._announcements.discard)
+
+    async def _tell_ended(self, session_id: str) -> bool:
+        """Make good for a notice that was missed; tell whether it was for anybody here."""
+        return any([await worker.on_moved(session_id, is_ended=True) for worker in self._workers])
 
     # Calls.
 
