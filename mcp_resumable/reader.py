@@ -27,7 +27,7 @@ from mcp_resumable.ledger import Ledger
 from mcp_resumable.rejection import answer_text, marker_text
 from mcp_resumable.session import Connection, ResumeGate, SessionBinding
 from mcp_resumable.shared import digest_of
-from mcp_resumable.storage import Batch, Storage
+from mcp_resumable.storage import AppendRefusedError, Batch, Storage
 from mcp_resumable.writer import Writer, known
 
 __all__ = ["Reader", "SendEvent"]
@@ -165,6 +165,8 @@ class Reader:
             try:
                 await self.writer.revive(binding)
                 await self._catch_up_with_visitors(binding)
+            except AppendRefusedError as exc:
+                raise SessionNotFoundError from exc  # Its claim was told that it has been ended.
             except Exception as exc:
                 self.ledger.fault(binding, exc)
                 raise StorageUnavailableError from exc

@@ -55,8 +55,13 @@ class Worker(Protocol):
     async def on_pulse(self) -> None:
         """Time to do what was left for later; every second or so."""
 
-    async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
-        """Another worker has moved, given up or ended a session that this one owns."""
+    async def on_moved(self, session_id: str, *, is_ended: bool) -> bool:
+        """Another worker has moved, given up or ended a session that this one owns.
+
+        Returns:
+            Whether this one serves it, or did until now.
+        """
+        ...
 
     def on_taken_over(self, session_id: str, stream: str, number: int) -> None:
         """A stream's newest consumer has this number; every one with a lower number is to be closed."""
@@ -64,6 +69,9 @@ class Worker(Protocol):
 
 class SharedStorage(Storage):
     """A storage that tells workers of each other.
+
+    Where a session was ended by another worker, and its owner not told so yet, the owner's next claim of it
+    (`open_session`) tells it, and raises `AppendRefusedError` of no generation: the end must not be undone.
 
     Attributes:
         worker_id: This instance, among all that share the data; never used again.

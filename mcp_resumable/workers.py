@@ -59,15 +59,16 @@ class WorkerLink:
         except Exception:
             return  # It stays to be done; the storage has said why.
 
-    async def on_moved(self, session_id: str, *, is_ended: bool) -> None:
+    async def on_moved(self, session_id: str, *, is_ended: bool) -> bool:
         """See `Worker`."""
         binding = self._bindings.get(session_id)
-        if binding is None:
-            return
+        if binding is None or binding.status == "unclaimed":
+            return False  # It is about an earlier session with this id, if any.
         if is_ended:
             binding.end()
         else:
             await self._writer.catch_up(binding)
+        return True
 
     def on_taken_over(self, session_id: str, stream: str, number: int) -> None:
         """See `Worker`."""

@@ -14,7 +14,9 @@ import mcp_resumable
 from mcp_resumable import errors
 
 PACKAGE = Path(mcp_resumable.__file__).parent
-MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__init__") + sorted(
+    f"redis.{path.stem}" for path in PACKAGE.glob("redis/*.py") if path.stem != "__init__"
+)
 CORE = ["cursor", "decision", "errors", "ring"]
 
 # `logger` is private to its module by convention.
@@ -23,7 +25,7 @@ CONVENTIONAL = {"logger"}
 
 @cache
 def syntax_of(module: str) -> ast.Module:
-    return ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+    return ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
 
 
 def names_defined_in(module: str) -> set[str]:
@@ -169,3 +171,19 @@ def test_mcp_is_imported_where_it_must_be_and_nowhere_else() -> None:
 
 def test_starlette_is_imported_nowhere() -> None:
     assert [module for module in MODULES if "starlette" in roots_of(imports_of(module))] == []
+
+
+# What is missing.
+
+
+def test_without_redis_py_the_import_says_which_extra_to_install() -> None:
+    script = """
+import sys
+sys.modules["redis"] = None
+try:
+    import mcp_resumable.redis
+except ImportError as exc:
+    print(exc)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert "pip install 'mcp_resumable[redis]'" in done.stdout

@@ -143,7 +143,7 @@ def test_methods_in_the_text_exist() -> None:
 
 
 def test_log_messages_are_spelled_as_the_code_does() -> None:
-    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mcp_resumable").glob("*.py"))
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mcp_resumable").rglob("*.py"))
     table = TEXT.partition("| when you see this |")[2].partition("\n\n")[0]
     seen = [message for row in table.splitlines()[2:] for message in re.findall("`([^`]+)`", row.split("|")[1])]
     assert len(seen) >= 6

@@ -204,12 +204,12 @@ async def test_connections_that_the_server_has_closed_cost_no_event(redis_server
                         tasks.start_soon(storage.find_owner, log.session_id)
 
             await busy()
-            assert len(storage._scripts._idle) > 2
+            assert len(storage._calls.scripts._idle) > 2
             with redis_server.client() as client:
                 client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             for log in logs:
                 await log.append(storage, b"1")
-            assert storage._failure is None
+            assert storage._calls.failure is None
 
 
 async def test_an_event_loop_that_stalls_is_no_server_that_does_not_answer(
@@ -229,4 +229,4 @@ async def test_an_event_loop_that_stalls_is_no_server_that_does_not_answer(
             monkeypatch.setattr(Connection, "read_response", stall)
             await log.append(storage, b"1")
             assert await log.read(storage) == [b"1"]
-            assert storage._failure is None
+            assert storage._calls.failure is None

@@ -18,7 +18,8 @@ import pytest
 
 from mcp_resumable import EventCursor, Generation, MemoryStorage, Retention
 from mcp_resumable.cursor import STANDALONE, StreamId
-from mcp_resumable.redis import RedisStorage, _Scripts
+from mcp_resumable.redis import RedisStorage
+from mcp_resumable.redis.scripts import Scripts
 from mcp_resumable.storage import AppendRefusedError, Storage
 from tests.redis.server import Server
 from tests.redis.storages import fresh_prefix, opened
@@ -41,7 +42,7 @@ TIGHT = Retention(
 WIDE = Retention(max_events=50, completed_seconds=30.25, idle_seconds=200.25)
 
 
-class StoppedScripts(_Scripts):
+class StoppedScripts(Scripts):
     """The scripts, on a server whose own clock stands still."""
 
     def _source(self, name: str) -> tuple[str, str]:
@@ -158,7 +159,7 @@ async def test_the_same_operations_have_the_same_answers(redis_server: Server, s
                     redis_server.url, prefix=prefix, retention=retention, nonce=nonce, clock_shift=lambda: now
                 )
                 storage = await stack.enter_async_context(instance)
-                storage._scripts = StoppedScripts(storage._key_prefix, retention)
+                storage._calls.scripts = StoppedScripts(f"{{{prefix}}}:", retention)
                 shared.append(storage)
             history: list[str] = []
             for _ in range(OPERATIONS):

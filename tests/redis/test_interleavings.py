@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
 
 from mcp_resumable.redis import RedisStorage
+from mcp_resumable.redis.pulse import Pulse
 from mcp_resumable.storage import StreamDescription
-from tests.e2e.raw_client import RawClient, Response, session
+from tests.e2e.raw_client import LATEST, RawClient, Response, session
 from tests.e2e.servers import serve, until
 from tests.held_storage import Trap
 from tests.redis.server import Server
-from tests.redis.workers import at, crew
+from tests.redis.storages import fresh_prefix, opened
+from tests.redis.workers import Crew, at, crew
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
 
@@ -39,6 +42,10 @@ async def held(client: RawClient) -> tuple[Response, list[str]]:
     """Call `hold` at the first worker; return its response and the event ids 0..3."""
     response = await client.call("hold", 7, n=3, tag="7")
     return response, [frame.id or "" for frame in await response.events(4)]
+
+
+async def nothing() -> None:
+    pass
 
 
 async def streams_of(storage: RedisStorage, client: RawClient) -> tuple[StreamDescription, ...]:
@@ -99,14 +106,10 @@ async def test_a_tail_ends_when_another_client_finds_its_owner_dead(
     redis_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who came first after the lease had run out was told; who waited already was passed over, for seconds."""
-
-    async def nothing() -> None:
-        pass
-
     # No pulse may do in time what is to be done at once.
-    monkeypatch.setattr("mcp_resumable.redis._SWEEP_PULSES", 1_000_000)
-    monkeypatch.setattr(RedisStorage, "_look_at_owners", lambda _self: nothing())
-    monkeypatch.setattr(RedisStorage, "_renew_lease", lambda _self: nothing())
+    monkeypatch.setattr("mcp_resumable.redis.pulse._SWEEP_PULSES", 1_000_000)
+    monkeypatch.setattr(Pulse, "_look_at_owners", lambda _self: nothing())
+    monkeypatch.setattr(Pulse, "_renew_lease", lambda _self: nothing())
     async with (
         crew(redis_server, lease_seconds=NEVER) as c,
         session(c.workers[0]) as client,
@@ -139,10 +142,10 @@ async def test_an_owner_is_not_given_up_right_after_the_storage_failed(redis_ser
         at(client, c.workers[1]) as there,
     ):
         _, ids = await held(client)
-        c.storages[1]._failure = OSError("away")
+        c.storages[1]._calls.failure = OSError("away")
         assert (await there.get(ids[3])).status == 503
         with anyio.fail_after(10):
-            await until(lambda: c.storages[1]._failure is None)
+            await until(lambda: c.storages[1]._calls.failure is None)
         c.delete(f"w:{c.storages[0].worker_id}")
         resumed = await there.get(ids[3])
         assert resumed.status == 200
@@ -306,6 +309,84 @@ async def test_an_owner_that_hears_of_its_end_while_it_reads_refuses_the_resume(
             assert responses[0].status == 404
         else:
             assert [frame.reason for frame in await responses[0].rest()] == ["session_not_found"]
+
+
+async def make_deaf(c: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no notice reach the first worker any more, nor a pulse make good for it."""
+    monkeypatch.setattr(c.storages[0]._pulse, "_renew_lease", nothing)
+    listener = c.storages[0]._listener
+    with anyio.fail_after(10), c.redis.client() as redis:
+        await until(lambda: listener._pubsub is not None)
+        assert listener._pubsub is not None
+        await listener._pubsub.unsubscribe(listener._notices)
+        await until(lambda: redis.pubsub_numsub(listener._notices) == [(listener._notices, 0)])
+
+
+async def post(client: RawClient) -> None:
+    frames = await (await client.call("count", 8, n=2)).rest()
+    # It is answered, since nobody knew; nothing of it is kept.
+    assert frames[-1].is_answer
+    assert [frame.id for frame in frames if frame.id] == []
+
+
+async def resume(client: RawClient) -> None:
+    assert (await client.get(f"1-{'0' * 12}:1.Nw:1")).status == 404
+    await post(client)
+
+
+async def listen(client: RawClient) -> None:
+    assert (await client.get()).status == 404
+
+
+@pytest.mark.parametrize(
+    ("request_", "version"), [(post, LATEST), (post, "2025-06-18"), (resume, LATEST), (listen, LATEST)]
+)
+async def test_an_end_of_which_the_owner_was_not_told_is_not_undone_by_its_next_request(
+    redis_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: Callable[[RawClient], Awaitable[None]],
+    version: str,
+) -> None:
+    """The owner took it for an eviction, and began the session's next generation."""
+    async with (
+        crew(redis_server) as c,
+        session(c.workers[0], version=version) as client,
+        at(client, c.workers[1]) as there,
+    ):
+        cursor = (await client.ping(7)).id
+        await make_deaf(c, monkeypatch)
+        await c.workers[1].store.end_session(client.sid)
+        await request_(client)
+        assert await c.storages[1].describe(client.sid) is None
+        assert (await client.call("count", 9, n=2)).status == 404
+        for place in (client, there):
+            assert (await place.get(cursor)).status == 404
+        assert await c.storages[1].describe(client.sid) is None
+
+
+async def test_an_end_of_which_the_owner_was_not_told_reaches_it_with_a_pulse(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of the end is not kept for ever: an owner that was quiet for longer would have undone it."""
+    async with crew(redis_server) as c, session(c.workers[0]) as client:
+        response, _ = await held(client)
+        renew_lease = c.storages[0]._pulse._renew_lease
+        await make_deaf(c, monkeypatch)
+        await c.workers[1].store.end_session(client.sid)
+        await renew_lease()
+        assert await response.rest() == []
+        assert (await client.call("count", 9, n=2)).status == 404
+
+
+async def test_the_id_of_a_session_that_was_ended_elsewhere_can_be_used_again(redis_server: Server) -> None:
+    """Also by the worker that served it, where no store of it does any more."""
+    prefix = fresh_prefix()
+    async with opened(redis_server.url, prefix=prefix) as owner, opened(redis_server.url, prefix=prefix) as other:
+        for counter, claimant in enumerate((owner, owner, other), start=1):
+            generation = await claimant.open_session("s")
+            assert generation.counter == counter
+            assert await claimant.own_session("s", generation, "")
+            assert await other.end_session("s")
 
 
 async def test_a_worker_keeps_its_lease_while_one_of_its_servers_still_runs(redis_server: Server) -> None:

@@ -217,7 +217,7 @@ async def test_a_dead_owner_is_told_to_who_resumes(redis_server: Server, rejecti
         assert (await (await there.get(answered[0])).rest())[-1].is_answer
         assert await reason_of(await there.get(place), 404) == "session_not_found"
         # It lives after all: what was given up stays given up, and it can go on with a new request.
-        await c.storages[0]._renew_lease()
+        await c.storages[0]._pulse._renew_lease()
         hold = await c.workers[0].hold("7")
         await hold.progress(4)
         refusal = await there.get(ids[3])

@@ -10,8 +10,8 @@
 --       c counter, g generation (absent: the session is over), N<counter> nonce, o next ordinal, u unanswered requests,
 --       a active at, r replication id of the server that issued g, w owner, k credential, d 1: the owner is dead,
 --       x number of the newest consumer, y highest seq of the standalone stream that a visitor was sent, f 1: g began
---       with a fork, <stream> what moves, S<ordinal> what stays, X<stream> x of its newest consumer,
---       L<request id> newest stream
+--       with a fork, z the owner of a session that an operator has ended, <stream> what moves, S<ordinal> what stays,
+--       X<stream> x of its newest consumer, L<request id> newest stream
 --   e:<generation>:<stream>:<session>   list, a place each: 6 bytes of number, then "=" and the event; a hole has none
 --   o:<session>                    sorted set, streams by the number of their oldest place, or a lower one
 --   oldest                         sorted set, sessions by the same
@@ -222,11 +222,13 @@ local function empty_session(sid)
   call('ZREM', P .. 'oldest', sid)
 end
 
--- End a session: its numbers stay used for a while, of the last MAX_SESSIONS sessions at least.
-local function bury(sid, message)
+-- End a session: its numbers stay used for a while, of the last MAX_SESSIONS sessions at least. So long its owner can
+-- still learn of an end that `is_operators`, should the notice be lost: it would take it for an eviction, and go on.
+local function bury(sid, message, is_operators)
   local key = session_key(sid)
   local owner = call('HGET', key, 'w')
   empty_session(sid)
+  if is_operators and owner and owner ~= '' then call('HSET', key, 'z', owner) end
   call('PEXPIRE', key, IDLE)
   call('ZREM', P .. 'sessions', sid)
   call('ZADD', P .. 'past', now + IDLE, sid)

@@ -1,15 +1,17 @@
--- Claim the next generation of a session. ARGV: session, nonce, 1 where a session that is over begins again.
+-- Claim the next generation of a session. ARGV: session, nonce, 1 where a session that is over begins again, worker.
 -- The nonce of the current generation says that this very claim was made already: nothing changes.
--- Returns the number of evicted events, and the generation; '' where the session is over.
+-- Returns the number of evicted events, and the generation, '' where the session is over; and 1 where that is so for
+-- this worker, since it served the session when an operator ended it: another's claim takes that away.
 
 sweep(16)
-local sid, nonce, create = ARGV[2], ARGV[3], ARGV[4] == '1'
+local sid, nonce, create, worker = ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5]
 local key = session_key(sid)
 local before = look_up(sid)
 local result = ''
+local is_ended = not before and call('HGET', key, 'z') == worker
 if before and string.match(before, '%-(.*)') == nonce then
   result = before
-elseif before or create then
+elseif before or create and not is_ended then
   local f = call('HMGET', key, 'c', 'w', 'k', 'd')
   empty_session(sid)
   call('ZREM', P .. 'past', sid)
@@ -25,4 +27,4 @@ elseif before or create then
   end
 end
 save_streams()
-return {evicted, result}
+return {evicted, result, is_ended and 1 or 0}

@@ -1,0 +1,283 @@
+"""How calls travel to the server: together, in time, and none while it has failed."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (redis-py is annotated in part)
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+import anyio
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import MasterDownError, NoPermissionError, ReadOnlyError, RedisError
+
+from mcp_resumable.redis.scripts import Scripts
+
+__all__ = ["Calls", "Lane", "RedisUnavailableError", "client_of", "in_a_context_of_its_own"]
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger("mcp_resumable")
+
+# Of a call: bounds how long the server is busy with one script, a few milliseconds.
+_MAX_CALL_ITEMS = 128
+# Of a call, where there is more to ask for: a call costs as much as five appends.
+_MIN_CALL_ITEMS = 8
+_MAX_CALL_BYTES = 1024 * 1024
+
+# At a time, each on a connection of its own: of all kinds, and of each kind that travels together.
+_MAX_CALLS = 16
+_MAX_CALLS_UNDER_WAY = 3
+# Turns of the time that an operation may take.
+_TURNS = 4
+
+
+class RedisUnavailableError(RedisConnectionError):
+    """Raised at once, without asking, while a server that has failed has not answered since."""
+
+
+class Calls:
+    """Asks one server.
+
+    Attributes:
+        client: What reaches it.
+        scripts: What it is asked to run.
+        failure: What it has failed with, where it has not answered since.
+        is_same_server: Whether it is still the one that answered before, as far as its connections tell.
+    """
+
+    def __init__(
+        self,
+        client: Redis | RedisCluster,
+        scripts: Scripts,
+        *,
+        own_channel: str,
+        timeout_seconds: float,
+        clock_shift: Callable[[], float],
+        on_evicted: Callable[[int], None],
+    ) -> None:
+        self.client = client
+        self.scripts = scripts
+        self.failure: Exception | None = None
+        self.is_same_server = True
+        self._own_channel = own_channel
+        self._timeout_seconds = timeout_seconds
+        self._clock_shift = clock_shift
+        self._on_evicted = on_evicted
+        # Operations that are being waited for, and the turns that each has spent.
+        self._turns: dict[anyio.CancelScope, int] = {}
+        self._slots = asyncio.Semaphore(_MAX_CALLS)
+
+    async def ask(self, script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
+        """Run a script and return what it answers; the evicted events are counted.
+
+        Raises:
+            RedisUnavailableError: While the server has failed.
+        """
+        async with self._slots:
+            if self.failure is not None:
+                raise RedisUnavailableError(f"the server has failed, and not answered since: {self.failure}")
+            try:
+                return await self.run(script, arguments)
+            except (RedisError, OSError, TimeoutError) as exc:
+                await self.note_failure(exc)
+                raise
+
+    async def run(self, script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
+        """Do as `ask` does, also where the server has failed; and note nothing."""
+        answer = await self.in_time(self._attempt(script, arguments))
+        self._on_evicted(answer[0])
+        return answer[1:]
+
+    async def _attempt(self, script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
+        if not self.scripts.is_server_known:
+            await self._get_to_know_server()
+        shift = int(self._clock_shift() * 1000)
+        try:
+            return await self.scripts.run(self.client, script, (shift, *arguments))
+        except RedisConnectionError:
+            # A connection that the server has closed meanwhile. Each script may be run twice: an append knows its
+            # stamp, as a stream does, and a claim its nonce.
+            return await self.scripts.run(self.client, script, (shift, *arguments))
+
+    async def in_time(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return what `work` returns, if that takes no longer than an operation may (see `keep_time`).
+
+        Raises:
+            TimeoutError: When it takes longer.
+        """
+        with anyio.CancelScope() as scope:
+            self._turns[scope] = 0
+            try:
+                return await work
+            finally:
+                del self._turns[scope]
+        raise TimeoutError("the server did not answer in time")
+
+    async def keep_time(self) -> None:
+        """Give up the operations that take too long; one task, since a timer for each costs more than some of them.
+
+        In turns, so that an event loop that was busy with something else for longer (a garbage collection, a thousand
+        clients that come back at once) has spent one of them and not all: the answer may be there already.
+        """
+        while True:
+            await asyncio.sleep(self._timeout_seconds / _TURNS)
+            for scope in list(self._turns):
+                self._turns[scope] += 1
+                if self._turns[scope] > _TURNS:
+                    scope.cancel()
+
+    async def _get_to_know_server(self) -> None:
+        try:
+            await self.client.info("replication")
+        except NoPermissionError:
+            self.scripts.detects_forks = False
+            logger.warning(
+                "INFO is not permitted: a fail-over that loses the last events of this Redis is not detected, and a "
+                "client may be resumed over the loss. Permit it (ACL: +info)"
+            )
+        # Not permitted, it fails here, before anything is stored, and at each pulse: so that is said once.
+        await self.client.publish(self._own_channel, b"")
+        self.scripts.is_server_known = True
+
+    async def note_failure(self, exc: Exception) -> None:
+        """Let operations fail at once until the server answers again, or another one in its place."""
+        self.is_same_server = False
+        if self.failure is None:
+            self.failure = exc
+            logger.error(
+                "Redis has failed; events go out live, and resumes are answered 503: %s",
+                ascii(str(exc) or type(exc).__name__),
+            )
+        if isinstance(exc, ReadOnlyError | MasterDownError) and isinstance(self.client, Redis):
+            # Demoted: the name of the server may mean another one by now.
+            await self.client.connection_pool.disconnect()
+
+    async def release(self) -> None:
+        """Close the connections that are kept."""
+        await self.scripts.release(self.client)
+
+
+class _Call(Protocol):
+    def __call__(self, script: str, *arguments: bytes | str | int) -> Awaitable[list[Any]]: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Item:
+    arguments: Sequence[bytes | str | int]
+    size: int
+    stream: tuple[str, str] | None
+    answer: asyncio.Future[Any]
+
+
+class Lane:
+    """Operations of one kind; those that are asked for while calls are under way travel together in the next.
+
+    Those that write to one stream travel one after another: each is known by the stamp that the stream had last.
+
+    Attributes:
+        under_way: The calls that are under way: one is being answered while others are made.
+    """
+
+    def __init__(self, call: _Call, script: str) -> None:
+        self.under_way: set[asyncio.Task[None]] = set()
+        self._written: set[tuple[str, str]] = set()
+        self._call = call
+        self._script = script
+        self._waiting: deque[_Item] = deque()
+        self._is_scheduled = False
+
+    async def ask(
+        self, arguments: Sequence[bytes | str | int], size: int, *, stream: tuple[str, str] | None = None
+    ) -> Any:
+        """Return the answer for one operation; `size` is that of its events in bytes, `stream` the one it writes to."""
+        item = _Item(arguments, size, stream, asyncio.get_running_loop().create_future())
+        self._waiting.append(item)
+        self._schedule()
+        return await item.answer
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled and len(self.under_way) < _MAX_CALLS_UNDER_WAY:
+            self._is_scheduled = True
+            # Not at once: the other tasks of this turn of the loop may ask for something too.
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        self._is_scheduled = False
+        items: list[_Item] = []
+        kept_back: list[_Item] = []
+        size = 0
+        # Half of them: the server is busy with one half while this process is with the other.
+        half = min(max(_MIN_CALL_ITEMS, -(-len(self._waiting) // 2)), _MAX_CALL_ITEMS)
+        while self._waiting and len(items) < half and size < _MAX_CALL_BYTES:
+            item = self._waiting.popleft()
+            if item.answer.done():
+                continue  # Given up before it was sent.
+            if item.stream is not None:
+                if item.stream in self._written:
+                    kept_back.append(item)
+                    continue
+                self._written.add(item.stream)
+            items.append(item)
+            size += item.size
+        self._waiting.extendleft(reversed(kept_back))
+        if items:
+            # In a task of its own: whoever asked may be cancelled, the others' operations are not.
+            self.under_way.add(in_a_context_of_its_own(self._deliver(items)))
+            if len(self._waiting) > len(kept_back):
+                self._schedule()
+
+    async def _deliver(self, items: list[_Item]) -> None:
+        try:
+            answers = await self._call(self._script, *[part for item in items for part in item.arguments])
+        except Exception as exc:
+            for item in items:
+                if not item.answer.done():
+                    item.answer.set_exception(exc)
+        else:
+            for item, answer in zip(items, answers, strict=True):
+                if not item.answer.done():
+                    item.answer.set_result(answer)
+        finally:
+            self._written.difference_update([item.stream for item in items if item.stream is not None])
+            self.under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+            if self._waiting:
+                self._schedule()
+
+
+def client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float) -> Redis | RedisCluster:
+    """Return a client for a URL, or the one that was handed in.
+
+    Raises:
+        ValueError: When that decodes responses.
+    """
+    if isinstance(url_or_client, str):
+        url = re.sub(r"^valkey(s?)://", r"redi\1s://", url_or_client)
+        # An operation that is not answered is not sent again behind our back; reads are limited where they are awaited,
+        # since a doorbell may be quiet.
+        return Redis.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=timeout_seconds,
+            health_check_interval=10,
+            socket_timeout=None,
+        )
+    has_options = url_or_client if isinstance(url_or_client, RedisCluster) else url_or_client.connection_pool
+    if has_options.connection_kwargs.get("decode_responses"):
+        raise ValueError("the client must not decode responses: events are bytes (decode_responses=False)")
+    return url_or_client
+
+
+def in_a_context_of_its_own(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Run a task that does not keep alive the session whose request happened to start it."""
+    return Context().run(asyncio.get_running_loop().create_task, coroutine)
