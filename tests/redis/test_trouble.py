@@ -7,8 +7,11 @@ import signal
 from collections.abc import Callable, Iterator
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+from mcp_resumable.cursor import STANDALONE
+from mcp_resumable.redis import RedisStorage
 from tests.e2e.raw_client import Frame, RawClient, Response, session
 from tests.e2e.servers import Hold
 from tests.redis.proxy import proxied
@@ -285,3 +288,25 @@ async def test_a_user_who_may_not_publish_is_told_so_once_and_its_calls_are_serv
             assert frames[-1].answer_text == "done"
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 2, "by the storage, and by the store for this session"
+
+
+async def test_a_storage_is_closed_in_time_while_the_server_is_frozen(server: Server) -> None:
+    """What gave operations up was stopped first, and the close waited for them as long as the server was frozen."""
+    storage = RedisStorage(server.url, timeout_seconds=0.5)
+    generation = await storage.open_session("s")
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        with anyio.fail_after(TIMEOUT):
+            async with anyio.create_task_group() as tasks:
+
+                async def append() -> None:
+                    with pytest.raises(TimeoutError):
+                        await storage.append("s", generation, STANDALONE, [b"{}"], is_terminal=False)
+
+                tasks.start_soon(append)
+                while not storage._appends.under_way:
+                    await anyio.lowlevel.checkpoint()
+                await anyio.wait_all_tasks_blocked()
+                await storage.aclose()
+    finally:
+        server.process.send_signal(signal.SIGCONT)
