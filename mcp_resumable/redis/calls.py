@@ -23,7 +23,7 @@ from redis.exceptions import MasterDownError, NoPermissionError, ReadOnlyError, 
 
 from mcp_resumable.redis.scripts import Scripts
 
-__all__ = ["Calls", "Lane", "RedisUnavailableError", "client_of", "in_a_context_of_its_own"]
+__all__ = ["APPEND_GAP_SECONDS", "Calls", "Lane", "RedisUnavailableError", "client_of", "in_a_context_of_its_own"]
 
 _T = TypeVar("_T")
 
@@ -38,6 +38,10 @@ _MAX_CALL_BYTES = 1024 * 1024
 # At a time, each on a connection of its own: of all kinds, and of each kind that travels together.
 _MAX_CALLS = 16
 _MAX_CALLS_UNDER_WAY = 3
+# Between calls that write: a call costs a worker as much as five appends. The event loop tells no shorter times apart.
+APPEND_GAP_SECONDS = 0.001
+# Operations that do not wait for the gap to be over.
+_MIN_ITEMS_AT_ONCE = 16
 # Turns of the time that an operation may take.
 _TURNS = 4
 
@@ -184,18 +188,21 @@ class Lane:
     """Operations of one kind; those that are asked for while calls are under way travel together in the next.
 
     Those that write to one stream travel one after another: each is known by the stamp that the stream had last.
+    `gap_seconds` is what calls are apart at least while few operations wait: what comes meanwhile travels together.
 
     Attributes:
         under_way: The calls that are under way: one is being answered while others are made.
     """
 
-    def __init__(self, call: _Call, script: str) -> None:
+    def __init__(self, call: _Call, script: str, *, gap_seconds: float = 0.0) -> None:
         self.under_way: set[asyncio.Task[None]] = set()
+        self._gap_seconds = gap_seconds
+        self._next_call = 0.0
         self._written: set[tuple[str, str]] = set()
         self._call = call
         self._script = script
         self._waiting: deque[_Item] = deque()
-        self._is_scheduled = False
+        self._scheduled: asyncio.Handle | None = None
 
     async def ask(
         self, arguments: Sequence[bytes | str | int], size: int, *, stream: tuple[str, str] | None = None
@@ -206,14 +213,20 @@ class Lane:
         self._schedule()
         return await item.answer
 
-    def _schedule(self) -> None:
-        if not self._is_scheduled and len(self.under_way) < _MAX_CALLS_UNDER_WAY:
-            self._is_scheduled = True
+    def _schedule(self, *, at_once: bool = False) -> None:
+        if len(self.under_way) >= _MAX_CALLS_UNDER_WAY:
+            return
+        loop = asyncio.get_running_loop()
+        is_early = not at_once and len(self._waiting) < _MIN_ITEMS_AT_ONCE and loop.time() < self._next_call
+        if self._scheduled is None:
             # Not at once: the other tasks of this turn of the loop may ask for something too.
-            asyncio.get_running_loop().call_soon(self._send)
+            self._scheduled = loop.call_at(self._next_call, self._send) if is_early else loop.call_soon(self._send)
+        elif isinstance(self._scheduled, asyncio.TimerHandle) and not is_early:
+            self._scheduled.cancel()
+            self._scheduled = loop.call_soon(self._send)
 
     def _send(self) -> None:
-        self._is_scheduled = False
+        self._scheduled = None
         items: list[_Item] = []
         kept_back: list[_Item] = []
         size = 0
@@ -232,10 +245,11 @@ class Lane:
             size += item.size
         self._waiting.extendleft(reversed(kept_back))
         if items:
+            self._next_call = asyncio.get_running_loop().time() + self._gap_seconds
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
             self.under_way.add(in_a_context_of_its_own(self._deliver(items)))
             if len(self._waiting) > len(kept_back):
-                self._schedule()
+                self._schedule(at_once=True)  # The other half.
 
     async def _deliver(self, items: list[_Item]) -> None:
         try:

@@ -13,7 +13,7 @@ from redis.asyncio import Redis, RedisCluster
 from mcp_resumable.cursor import EventCursor, Generation, StreamId
 from mcp_resumable.decision import Snapshot
 from mcp_resumable.redis.answers import bytes_of, description_of, generation_of, snapshot_of, spelling_of
-from mcp_resumable.redis.calls import Calls, Lane, client_of, in_a_context_of_its_own
+from mcp_resumable.redis.calls import APPEND_GAP_SECONDS, Calls, Lane, client_of, in_a_context_of_its_own
 from mcp_resumable.redis.doorbell import Doorbell
 from mcp_resumable.redis.listener import Listener
 from mcp_resumable.redis.pulse import Pulse
@@ -85,7 +85,7 @@ class RedisStorage(SharedStorage):
             clock_shift=clock_shift,
             on_evicted=self._count_evicted,
         )
-        self._appends = Lane(self._call, "append")
+        self._appends = Lane(self._call, "append", gap_seconds=APPEND_GAP_SECONDS)
         self._reads = Lane(self._call, "read")
         self._snapshots = Lane(self._call, "snapshot")
         self._doorbell = Doorbell(key_prefix)

@@ -294,6 +294,7 @@ async def test_a_storage_is_closed_in_time_while_the_server_is_frozen(server: Se
     """What gave operations up was stopped first, and the close waited for them as long as the server was frozen."""
     storage = RedisStorage(server.url, timeout_seconds=0.5)
     generation = await storage.open_session("s")
+    assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)
     try:
         with anyio.fail_after(TIMEOUT):
