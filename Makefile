@@ -15,7 +15,7 @@
 #   make frameworks    PrefectHQ's fastmcp as the server
 #   make peers         other servers, checked from outside; writes docs/checked-servers.md
 #   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
-#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random)
+#   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random); STORAGE=redis
 #   make soak-workers  workers that are killed and paused; 50 times each with SECONDS=60
 #   make soak-ceilings floods that memory must withstand, SECONDS=20 each
 #   make bench         what resumption costs, beside its peers; writes benchmarks/results.*; BENCH="--quick" and others
@@ -25,6 +25,7 @@ PYTHON ?= python3
 PYTEST ?=
 SECONDS ?= 20
 SEED ?=
+STORAGE ?= memory
 # Options for the benchmark, e.g. BENCH="--only append resume".
 BENCH ?= --output benchmarks
 
@@ -138,7 +139,7 @@ redis: .venvs/mcp-2/ready .venvs/redis/redis-server
 	REDIS_SERVER=$(CURDIR)/.venvs/redis/redis-server .venvs/mcp-2/bin/python -m pytest tests/redis $(PYTEST)
 
 soak: .venvs/mcp-$(SDK)/ready
-	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
+	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) SOAK_STORAGE=$(STORAGE) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
 
 soak-workers: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) .venvs/mcp-$(SDK)/bin/python -m pytest --capture=no tests/redis/test_processes.py

@@ -31,7 +31,7 @@ class Unstored:
     """An event that was handed over.
 
     Attributes:
-        event: Its JSON text; None where it is to be a hole.
+        event: Its JSON text, as long as it is needed; None where it is to be a hole.
         promised_id: The event id that the SDK is given for it, never given before; `""` where none can be foretold.
         execution: Of its call, when it was handed over.
         is_answer: It is the call's answer.
@@ -91,6 +91,7 @@ class Pipeline:
             unstored.event_id = event_id
             self._count -= 1
             self._size -= _size_of(unstored)
+            unstored.event = None
             if event_id == unstored.promised_id:
                 self._held.pop(event_id.encode(), None)
         if self._change is not None:

@@ -270,8 +270,8 @@ class Writer:
     ) -> tuple[str, int]:
         """Store events; return what their event ids begin with, and the seq of the last one: 0 where none is stored."""
         session_id, generation, stream, prefix = binding.session_id, binding.generation, call.stream, call.prefix
-        is_moved = generation is None or stream is None or call.lost or call.execution != execution
-        if session_id is not None and generation is not None and stream is not None and not is_moved:
+        is_as_it_was = not call.lost and call.execution == execution
+        if is_as_it_was and session_id is not None and generation is not None and stream is not None:
             try:
                 return prefix, await self.storage.append(session_id, generation, stream, events, is_terminal=is_answer)
             except AppendRefusedError:

@@ -21,7 +21,7 @@ emitted; each client compares what it receives with that.
 | `unexpected`  | anything else that is not in the protocol                                                         |
 
 Run it: `SOAK_SECONDS=60 SOAK_SEED=7 python -m tests.soak.soak`. A violation names its session; SOAK_SESSION=N then runs
-that session alone.
+that session alone. SOAK_STORAGE=redis keeps the events in a Valkey.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ from typing import Any, Literal
 import anyio
 import anyio.abc
 
-from mcp_resumable import EventCursor, MemoryStorage, ResumableEventStore, Retention
+from mcp_resumable import EventCursor, MemoryStorage, ResumableEventStore, Retention, Storage
+from mcp_resumable.redis import RedisStorage
 from tests.e2e.raw_client import Frame, RawClient, Response
 from tests.e2e.servers import Call, RunningServer, serve
+from tests.redis.server import serving
 
 from .fault_proxy import CLEAR, Direction, Fate, FaultProxy, Forecast, ProxiedConnection, Weather, proxied
 
@@ -75,14 +77,18 @@ Kind = Literal["roomy", "roomy-stream", "tight", "tight-stream", "crowded"]
 _TIGHT = Retention(max_events=25, max_bytes=90_000, max_session_bytes=250_000, max_total_bytes=1_000_000)
 
 
-def _make_store(kind: Kind) -> ResumableEventStore:
+def _make_store(kind: Kind, redis_url: str | None) -> ResumableEventStore:
     retention = None
     if kind.startswith("tight"):
         retention = _TIGHT.model_copy(update={"completed_seconds": 1.0})
     elif kind == "crowded":
         retention = Retention(max_sessions=2, completed_seconds=0.5)
+    if redis_url is None:
+        storage: Storage = MemoryStorage(retention=retention)
+    else:
+        storage = RedisStorage(redis_url, retention=retention, prefix=kind)
     return ResumableEventStore(
-        MemoryStorage(retention=retention),
+        storage,
         rejection="stream" if kind.endswith("-stream") else "status",
         send_timeout=_SEND_TIMEOUT_SECONDS,
         max_tail_seconds=3.0,
@@ -1216,8 +1222,11 @@ async def _serve_all(
     kinds: tuple[Kind, ...] = ("roomy", "roomy-stream", "tight", "tight-stream", "crowded")
     servers: dict[Kind, tuple[RunningServer, FaultProxy]] = {}
     async with AsyncExitStack() as stack:
+        redis_url = stack.enter_context(serving()).url if os.environ.get("SOAK_STORAGE") == "redis" else None
         for kind in kinds:
-            server = await stack.enter_async_context(serve("fastmcp", _make_store(kind), retry_interval=10))
+            store = _make_store(kind, redis_url)
+            stack.push_async_callback(store.storage.aclose)
+            server = await stack.enter_async_context(serve("fastmcp", store, retry_interval=10))
             proxy = await stack.enter_async_context(proxied(server.port, SeededPolicy(seed, tally, tasks)))
             servers[kind] = (server, proxy)
         yield servers
@@ -1268,7 +1277,7 @@ async def _run_all(
 
 
 def main() -> int:
-    """Run as the environment says: SOAK_SECONDS (20), SOAK_SEED (a new one), SOAK_SESSION (all)."""
+    """Run as the environment says: SOAK_SECONDS (20), SOAK_SEED (a new one), SOAK_SESSION (all), SOAK_STORAGE."""
     seconds = float(os.environ.get("SOAK_SECONDS") or 20)
     seed = int(os.environ.get("SOAK_SEED") or random.randrange(1_000_000))
     only = os.environ.get("SOAK_SESSION")
