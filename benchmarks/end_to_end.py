@@ -12,7 +12,7 @@ from functools import partial
 from benchmarks.client import Session, open_session
 from benchmarks.measure import Figure, Options, interleave, summarize
 from benchmarks.server import NO_STORE, RunningServer, running_server
-from benchmarks.stores import STORES
+from benchmarks.stores import LIMITS, STORES
 
 __all__ = ["run"]
 
@@ -26,7 +26,7 @@ _PING_PAUSE_SECONDS = 0.01
 async def run(options: Options) -> AsyncIterator[Figure]:
     """Measure; the figures of one kind follow one another."""
     rounds = options.rounds(5)
-    names = [NO_STORE, *(kind.name for kind in STORES)]
+    names = [NO_STORE, *(kind.name for kind in (*LIMITS, *STORES))]
     async with AsyncExitStack() as resources:
         servers = {name: _Server(name, options.valkey_url, resources) for name in names}
         # What other programs do to the machine shows in how long a call takes, and hardly in what it costs.

@@ -30,6 +30,7 @@ from mcp_resumable.session import Connection, Exchange, SessionBinding, current_
 
 __all__ = [
     "BASELINE",
+    "LIMITS",
     "OURS",
     "STORES",
     "FastMCP4",
@@ -171,6 +172,45 @@ class SDKExample(Subject):
     async def open(self) -> None:
         """See `Subject`."""
         self.store = _ExampleEventStore(_MAX_EVENTS)
+
+
+class _IdOnlyEventStore(EventStore):
+    """Has an id for each event, as long as ours are, and keeps nothing."""
+
+    def __init__(self, *, dumps: bool) -> None:
+        self._number = 0
+        self._dumps = dumps
+
+    async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
+        if self._dumps and message is not None:
+            message.model_dump_json(by_alias=True, exclude_unset=True)
+        self._number += 1
+        return f"1-k3v9q0m4x7ta:2.{stream_id}:{self._number}"
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        raise NotImplementedError
+
+
+class IdOnly(Subject):
+    """No store at all: what an id in each event costs the SDK."""
+
+    name = "an id, nothing stored"
+    retained = "nothing"
+    appends_per_sample = 20_000
+
+    async def open(self) -> None:
+        """See `Subject`."""
+        self.store = _IdOnlyEventStore(dumps=False)
+
+
+class IdAndDump(IdOnly):
+    """No store at all: an id in each event, and one JSON dump of it, which a store that keeps bytes needs."""
+
+    name = "an id and a JSON dump, nothing stored"
+
+    async def open(self) -> None:
+        """See `Subject`."""
+        self.store = _IdOnlyEventStore(dumps=True)
 
 
 class FastMCP4(Subject):
@@ -433,6 +473,8 @@ STORES: Sequence[type[Subject]] = (
     OursRedis,
 )
 BASELINE = SDKExample.name
+LIMITS: Sequence[type[Subject]] = (IdOnly, IdAndDump)
+"""What no store can be cheaper than."""
 OURS: Sequence[type[Subject]] = (OursMemory, OursRedis)
 
 
@@ -442,7 +484,7 @@ def store_named(name: str) -> type[Subject]:
     Raises:
         LookupError: When there is none of that name.
     """
-    for kind in STORES:
+    for kind in (*LIMITS, *STORES):
         if kind.name == name:
             return kind
     raise LookupError(name)
