@@ -309,8 +309,9 @@ async def hosting(store: ResumableEventStore, **options: Any) -> AsyncGenerator[
     """Run a host; everything it started is gone afterwards."""
     async with anyio.create_task_group() as requests:
         host = Host(store, requests, **options)
-        if isinstance(store.storage, SharedHeldStorage):
-            store.storage.task_group = requests
+        storage = getattr(store, "storage", None)  # None: a server without a store.
+        if isinstance(storage, SharedHeldStorage):
+            storage.task_group = requests
         async with host.manager.run():
             yield host
             # The 2.x SDK waits a second at its end for a call that still runs.
