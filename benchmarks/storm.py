@@ -5,7 +5,7 @@ then the answer. A session has caught up when it has its answer; it has failed w
 order. A client reconnects for as long as its connections end without an answer, as the SDKs' clients do.
 
 Each storm is measured twice: with Python's garbage collector as it is, and tuned as the operator of a server with many
-sessions may tune it (`gc.freeze()`, and the oldest generation collected a hundredth as often). As it is, it stops the
+sessions may tune it (`gc.freeze()` after the start, then `gc.set_threshold(200, 30, 1_000)`). As it is, it stops the
 process again and again to look through all that the SDK holds for a thousand sessions, whatever the store.
 """
 
