@@ -142,25 +142,25 @@ class LoopLag:
     """Measures how late the event loop is: a task that sleeps for a millisecond, again and again.
 
     What Python's garbage collector took in that time is told apart: its pauses grow with all that a process holds,
-    whoever holds it.
+    whoever holds it. So is what the loop's own thread worked: the rest of a stall is that of a machine with other work.
 
     Attributes:
         worst_seconds: The latest it ever woke.
+        worst_cpu_seconds: The most that the thread worked while it slept.
         worst_seconds_beside_gc: The latest it ever woke, not counting the garbage collector.
-        stalls_beside_gc: How often it woke more than 100 ms late, not counting the garbage collector.
+        stalls: How often it woke more than 100 ms late.
+        worst_gc_seconds: The longest that the garbage collector took at once.
     """
 
     def __init__(self) -> None:
-        self.worst_seconds = 0.0
-        self.worst_seconds_beside_gc = 0.0
-        self.stalls_beside_gc = 0
         self._gc_began = 0.0
         self._gc_seconds = 0.0
+        self.reset()
 
     def reset(self) -> None:
         """Begin anew."""
-        self.worst_seconds = self.worst_seconds_beside_gc = 0.0
-        self.stalls_beside_gc = 0
+        self.worst_seconds = self.worst_cpu_seconds = self.worst_seconds_beside_gc = self.worst_gc_seconds = 0.0
+        self.stalls = 0
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -168,12 +168,14 @@ class LoopLag:
         try:
             while True:
                 due, gc_seconds = time.perf_counter() + _LAG_INTERVAL_SECONDS, self._gc_seconds
+                cpu_seconds = time.thread_time()
                 await asyncio.sleep(_LAG_INTERVAL_SECONDS)
                 late = time.perf_counter() - due
                 beside_gc = late - (self._gc_seconds - gc_seconds)
                 self.worst_seconds = max(self.worst_seconds, late)
+                self.worst_cpu_seconds = max(self.worst_cpu_seconds, time.thread_time() - cpu_seconds)
                 self.worst_seconds_beside_gc = max(self.worst_seconds_beside_gc, beside_gc)
-                self.stalls_beside_gc += beside_gc > _STALL_SECONDS
+                self.stalls += late > _STALL_SECONDS
         finally:
             gc.callbacks.remove(self._on_gc)
 
@@ -181,7 +183,9 @@ class LoopLag:
         if phase == "start":
             self._gc_began = time.perf_counter()
         else:
-            self._gc_seconds += time.perf_counter() - self._gc_began
+            seconds = time.perf_counter() - self._gc_began
+            self._gc_seconds += seconds
+            self.worst_gc_seconds = max(self.worst_gc_seconds, seconds)
 
     @asynccontextmanager
     async def measuring(self) -> AsyncIterator[None]:

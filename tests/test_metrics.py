@@ -162,6 +162,7 @@ async def test_replayed_events_are_those_that_the_client_had_missed(collector: C
         client = await host.open()
         ids = await emitted(client, await client.call(), "a", "b", "c")
         resumed = client.get(ids[0])
+        await resumed.started.wait()
         await emitted(client, resumed, "live")
         assert collector.value("mcp_resumable.replayed.events") == 2
 
