@@ -50,6 +50,13 @@ async def retained(storage: SharedHeldStorage, client: Client, cursor: str | Non
     return [None if event is None else Frame(None, event.decode()).step for event in batch.events]
 
 
+async def beginning_of_newest(store: ResumableEventStore, client: Client) -> str:
+    """Return the cursor before the first event of the stream that was opened last."""
+    description = await store.describe(client.session_id)
+    assert description is not None
+    return f"{description.generation}:{description.streams[-1].stream}:0"
+
+
 # A frame is held until its event is stored.
 
 
@@ -263,10 +270,7 @@ async def test_restart_drops_what_the_earlier_execution_has_sent_and_is_not_stor
         assert await request.frames() == []
         tool.finish()
         assert await client.get(first.id).reason() == "stream_superseded"
-        description = await store.describe(client.session_id)
-        assert description is not None
-        new = f"{description.generation}:{description.streams[-1].stream}:0"
-        assert steps_of(await client.get(new).frames()) == ["again", "answer"]
+        assert steps_of(await client.get(await beginning_of_newest(store, client)).frames()) == ["again", "answer"]
 
 
 async def test_event_of_an_earlier_execution_that_is_not_stored_is_no_hole_in_the_next() -> None:
@@ -280,10 +284,7 @@ async def test_event_of_an_earlier_execution_that_is_not_stored_is_no_hole_in_th
         await wait_all_tasks_blocked()
         await tool.emit("again")
         tool.finish()
-        description = await store.describe(client.session_id)
-        assert description is not None
-        new = f"{description.generation}:{description.streams[-1].stream}:0"
-        assert steps_of(await client.get(new).frames()) == ["again", "answer"]
+        assert steps_of(await client.get(await beginning_of_newest(store, client)).frames()) == ["again", "answer"]
 
 
 async def test_router_waits_when_too_much_is_not_stored() -> None:
