@@ -95,6 +95,7 @@ async def _longest_stall(kind: type[Subject], url: str | None) -> float:
             # Made here: a list of them would have the garbage collector stall every store alike.
             await stream.store.store_event(stream.stream_id, notification(number))
             await asyncio.sleep(0)
+        await stream.flush()
 
     async with kind(url) as subject:
         streams = [await subject.open_stream(f"session-{number}") for number in range(_SESSIONS)]

@@ -72,6 +72,7 @@ class RedisStorage(SharedStorage):
         if not 0 < timeout_seconds < float("inf"):
             raise ValueError(f"timeout_seconds must be positive and finite, not {timeout_seconds!r}")
         self.lease_seconds = lease_seconds
+        self._timeout_seconds = timeout_seconds
         self.worker_id = secrets.token_hex(8)
         self._is_own_client = isinstance(url_or_client, str)
         self._workers: list[Worker] = []
@@ -116,7 +117,12 @@ class RedisStorage(SharedStorage):
         return self._pulse.charged_bytes
 
     async def aclose(self) -> None:
-        """Give the lease back and stop; a client that was handed in stays open. Idempotent."""
+        """Give the lease back and stop; a client that was handed in stays open. Idempotent.
+
+        What was begun comes to its end first, as far as `timeout_seconds` allow.
+        """
+        if self._work:
+            await asyncio.wait(self._work, timeout=self._timeout_seconds)
         self._is_closed = True
         for task in self._background:
             task.cancel()

@@ -11,8 +11,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from mcp_resumable import Generation
+from mcp_resumable import EventCursor, Generation, ResumableEventStore
 from mcp_resumable.redis import RedisStorage
+from mcp_resumable.session import Exchange, current_exchange
 from tests.redis.proxy import proxied
 from tests.redis.server import Server
 from tests.redis.storages import Log, answering, fresh_prefix, opened
@@ -230,3 +231,29 @@ async def test_an_event_loop_that_stalls_is_no_server_that_does_not_answer(
             await log.append(storage, b"1")
             assert await log.read(storage) == [b"1"]
             assert storage._calls.failure is None
+
+
+async def test_a_storage_that_is_closed_stores_what_was_handed_over_before(redis_server: Server) -> None:
+    """It was told to be lost, in the log, at each stop of a busy server."""
+
+    class Notification:
+        method = "notifications/progress"
+
+        def model_dump_json(self, **_options: object) -> str:
+            return "{}"
+
+    with anyio.fail_after(TIMEOUT):
+        prefix = fresh_prefix()
+        async with opened(redis_server.url, prefix=prefix) as storage:
+            store = ResumableEventStore(storage)
+            binding = store.bind_session(None, None)
+            await store.attach_session(binding, "s")
+            current_exchange.set(Exchange(binding))
+            ids = [await store.store_event("_GET_stream", Notification()) for _ in range(10)]
+        assert store.stats().faults == 0
+        async with opened(redis_server.url, prefix=prefix) as other:
+            cursor = EventCursor.parse(ids[0])
+            assert cursor is not None
+            batch = await other.read("s", cursor.generation, cursor.stream, 0, 100)
+            assert batch is not None
+            assert len(batch.events) == len(ids)
