@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import append, end_to_end, idle, memory, resume, storm
+from benchmarks import append, end_to_end, idle, memory, resume, storm, workers
 from benchmarks.measure import Figure, Options
 from benchmarks.report import environment, print_table, write_chart, write_json
 from benchmarks.valkey import running_valkey
@@ -30,6 +30,7 @@ _PARTS: dict[str, Callable[[Options], AsyncIterator[Figure]]] = {
     "memory": memory.run,
     "end-to-end": end_to_end.run,
     "storm": storm.run,
+    "workers": workers.run,
     "idle": idle.run,
 }
 # Each takes one to two minutes on two cores that nothing else uses, the storm seven.

@@ -92,6 +92,11 @@ class _Tools:
             case "talk":
                 for number in range(arguments["count"]):
                     await context.session.report_progress(number, message=self._text)
+            case "pace":
+                for number in range(arguments["count"]):
+                    sent_at = f"{time.monotonic_ns()} "
+                    await context.session.report_progress(number, message=sent_at.ljust(SMALL_BYTES, "x"))
+                    await asyncio.sleep(arguments["pause"] / 1_000)
             case "storm":
                 await self._storm(context, arguments["before"], arguments["after"])
             case _:
@@ -132,7 +137,7 @@ class _Tools:
         return JSONResponse(None)
 
 
-async def _serve(store: str, valkey_url: str | None, *, measure_lag: bool, tune_gc: bool) -> None:
+async def _serve(store: str, valkey_url: str | None, *, prefix: str | None, measure_lag: bool, tune_gc: bool) -> None:
     raise_file_limit()
     # A store that fails in a storm would else fill the terminal, and measure that.
     logging.getLogger().addHandler(logging.NullHandler())
@@ -141,7 +146,9 @@ async def _serve(store: str, valkey_url: str | None, *, measure_lag: bool, tune_
         server = Server("benchmark", on_call_tool=tools.call)
         manager = StreamableHTTPSessionManager(server, max_sessions=None)
         if store != NO_STORE:
-            subject = await resources.enter_async_context(store_named(store)(valkey_url))
+            subject = store_named(store)(valkey_url)
+            subject.prefix = prefix or subject.prefix
+            await resources.enter_async_context(subject)
             manager = subject.manager(server, event_store=subject.store)
             # Not an argument of every manager.
             manager.max_sessions = None
@@ -212,12 +219,18 @@ class RunningServer:
 
 @asynccontextmanager
 async def running_server(
-    store: str, valkey_url: str | None, *, measure_lag: bool = False, tune_gc: bool = False
+    store: str,
+    valkey_url: str | None,
+    *,
+    prefix: str | None = None,
+    measure_lag: bool = False,
+    tune_gc: bool = False,
 ) -> AsyncIterator[RunningServer]:
-    """Run a server with that store; it is gone afterwards."""
+    """Run a server with that store; it is gone afterwards. Those with the same `prefix` share what they store."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.server", f"--store={store}"),
         *([f"--valkey={valkey_url}"] if valkey_url else []),
+        *([f"--prefix={prefix}"] if prefix else []),
         *(["--measure-lag"] if measure_lag else []),
         *(["--tune-gc"] if tune_gc else []),
         stdin=asyncio.subprocess.PIPE,
@@ -246,12 +259,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", required=True)
     parser.add_argument("--valkey")
+    parser.add_argument("--prefix")
     parser.add_argument("--measure-lag", action="store_true")
     parser.add_argument("--tune-gc", action="store_true")
     arguments = parser.parse_args()
     try:
         asyncio.run(
-            _serve(arguments.store, arguments.valkey, measure_lag=arguments.measure_lag, tune_gc=arguments.tune_gc)
+            _serve(
+                arguments.store,
+                arguments.valkey,
+                prefix=arguments.prefix,
+                measure_lag=arguments.measure_lag,
+                tune_gc=arguments.tune_gc,
+            )
         )
     except NotMeasuredError as exc:
         sys.stdout.write(f"{_SKIPPED}{exc}\n")

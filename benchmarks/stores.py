@@ -73,9 +73,6 @@ class Stream:
     def enter_resume(self) -> None:
         """Do, in the task that resumes, what is done for each resuming GET before the store is called."""
 
-    async def flush(self) -> None:
-        """Wait until all that was appended is stored, where the store does not wait for each event."""
-
     async def finish(self) -> None:
         """Append the answer."""
         self.event_ids.append(await self.store.store_event(self.stream_id, answer(_REQUEST_ID)))
@@ -96,6 +93,7 @@ class Subject(ABC):
 
     def __init__(self, valkey_url: str | None) -> None:
         self.valkey_url = valkey_url
+        self.prefix = uuid4().hex
         self.resources = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -328,7 +326,7 @@ class MCPPersistRedis(_MCPPersist, _OverValkey):
         from mcp_persist import RedisEventStore
 
         self._use_manager()
-        self._inner = RedisEventStore(await self.open_client(), key_prefix=f"peer:{uuid4().hex}:", ttl=3_600)
+        self._inner = RedisEventStore(await self.open_client(), key_prefix=f"peer:{self.prefix}:", ttl=3_600)
         self.store = self._inner
 
     async def fill(self, stream: Stream, count: int, text_bytes: int = SMALL_BYTES) -> None:
@@ -390,12 +388,6 @@ class OurStream(Stream):
         """See `Stream`."""
         current_exchange.set(Exchange(self.binding, _Gate()))
 
-    async def flush(self) -> None:
-        """See `Stream`."""
-        pipeline = self.binding.calls[self.stream_id].pipeline
-        if pipeline is not None:
-            await pipeline.until_settled()
-
 
 class _Ours(Subject):
     retained = "all limits raised"
@@ -442,7 +434,7 @@ class OursRedis(_Ours, _OverValkey):
         except ImportError as exc:
             raise NotMeasuredError("mcp_resumable.redis cannot be imported") from exc
         client = await self.open_client()
-        storage: Storage = module.RedisStorage(client, retention=_AMPLE, prefix=f"ours:{uuid4().hex}:")
+        storage: Storage = module.RedisStorage(client, retention=_AMPLE, prefix=f"ours:{self.prefix}:")
         self.resources.push_async_callback(storage.aclose)
         self.store = ResumableEventStore(storage)
 

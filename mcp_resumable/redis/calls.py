@@ -205,12 +205,24 @@ class Lane:
         self._scheduled: asyncio.Handle | None = None
 
     async def ask(
-        self, arguments: Sequence[bytes | str | int], size: int, *, stream: tuple[str, str] | None = None
+        self,
+        arguments: Sequence[bytes | str | int],
+        size: int,
+        *,
+        stream: tuple[str, str] | None = None,
+        at_once: bool = False,
     ) -> Any:
-        """Return the answer for one operation; `size` is that of its events in bytes, `stream` the one it writes to."""
+        """Return the answer for one operation.
+
+        Args:
+            arguments: Of the script, for this operation.
+            size: Of its events, in bytes.
+            stream: What it writes to, of which session.
+            at_once: It does not wait for the gap to be over.
+        """
         item = _Item(arguments, size, stream, asyncio.get_running_loop().create_future())
         self._waiting.append(item)
-        self._schedule()
+        self._schedule(at_once=at_once)
         return await item.answer
 
     def _schedule(self, *, at_once: bool = False) -> None:

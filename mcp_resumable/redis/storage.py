@@ -182,7 +182,9 @@ class RedisStorage(SharedStorage):
         name, spelled = spelling_of(generation, stream)
         places = [b"" if event is None else b"=" + event for event in events]
         head = b"%b %d %d %b%b" % (spelled, is_terminal, len(places), self._new_stamp(), bytes_of(session_id))
-        seq = await self._appends.ask((head, *places), sum(map(len, places)), stream=(session_id, name))
+        size = sum(map(len, places))
+        # An answer is what a client waits for.
+        seq = await self._appends.ask((head, *places), size, stream=(session_id, name), at_once=is_terminal)
         if not isinstance(seq, int):
             raise AppendRefusedError(generation_of(seq))
         if self._doorbell.channels:

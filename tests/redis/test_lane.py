@@ -107,6 +107,18 @@ async def test_many_operations_do_not_wait_for_the_gap() -> None:
         assert [number for call in server.calls for number in call] == list(range(1, 18))
 
 
+async def test_an_operation_that_is_urgent_takes_along_what_waits_for_the_gap() -> None:
+    server = Server()
+    async with lane_to(server, NEVER) as (lane, ask):
+        ask(1)
+        await turns()
+        ask(2, 3)
+        await turns()
+        assert server.calls == [[1]]
+        assert await lane.ask((4,), 1, at_once=True) == 4
+        assert server.calls == [[1], [2, 3, 4]]
+
+
 async def test_the_gap_ends_by_itself() -> None:
     server = Server()
     with anyio.fail_after(10):
