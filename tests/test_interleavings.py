@@ -410,7 +410,7 @@ async def test_session_ended_in_mid_append_is_not_revived() -> None:
             await store.end_session(client.session_id)
             trap.release()
             await tool.emit("c")
-            await wait_all_tasks_blocked()
+            await request.until_done()
             assert request.is_complete
             assert await store.describe(client.session_id) is None
             assert await client.get(cursor).reason() == "session_not_found"
