@@ -25,6 +25,7 @@ _SESSIONS = 16
 _RETAINED = (100, 10_000, 200_000)
 # Few, so that a hundred retained are about a hundred.
 _APPENDS_TO_RETAINED = 50
+_PAUSE_SECONDS = 0.05
 
 
 async def run(options: Options) -> AsyncIterator[Figure]:
@@ -74,6 +75,9 @@ async def _beside_retained(kind: type[Subject], url: str | None, retained: int) 
         stream = await subject.open_stream("session")
         stream.enter()
         await subject.fill(stream, retained)
+        # The first after a fill meets a server that has just done something else.
+        await stream.store.store_event(stream.stream_id, notification(0))
+        await asyncio.sleep(_PAUSE_SECONDS)
         return await _append_to(stream, _APPENDS_TO_RETAINED)
 
 
