@@ -198,6 +198,7 @@ class Lane:
         self.under_way: set[asyncio.Task[None]] = set()
         self._gap_seconds = gap_seconds
         self._next_call = 0.0
+        self._is_urgent = False
         self._written: set[tuple[str, str]] = set()
         self._call = call
         self._script = script
@@ -222,14 +223,16 @@ class Lane:
         """
         item = _Item(arguments, size, stream, asyncio.get_running_loop().create_future())
         self._waiting.append(item)
-        self._schedule(at_once=at_once)
+        self._is_urgent = self._is_urgent or at_once
+        self._schedule()
         return await item.answer
 
-    def _schedule(self, *, at_once: bool = False) -> None:
+    def _schedule(self) -> None:
         if len(self.under_way) >= _MAX_CALLS_UNDER_WAY:
             return
         loop = asyncio.get_running_loop()
-        is_early = not at_once and len(self._waiting) < _MIN_ITEMS_AT_ONCE and loop.time() < self._next_call
+        has_time = not self._is_urgent and len(self._waiting) < _MIN_ITEMS_AT_ONCE
+        is_early = has_time and loop.time() < self._next_call
         if self._scheduled is None:
             # Not at once: the other tasks of this turn of the loop may ask for something too.
             self._scheduled = loop.call_at(self._next_call, self._send) if is_early else loop.call_soon(self._send)
@@ -239,6 +242,7 @@ class Lane:
 
     def _send(self) -> None:
         self._scheduled = None
+        self._is_urgent = False
         items: list[_Item] = []
         kept_back: list[_Item] = []
         size = 0
@@ -261,7 +265,8 @@ class Lane:
             # In a task of its own: whoever asked may be cancelled, the others' operations are not.
             self.under_way.add(in_a_context_of_its_own(self._deliver(items)))
             if len(self._waiting) > len(kept_back):
-                self._schedule(at_once=True)  # The other half.
+                self._is_urgent = True  # The other half.
+                self._schedule()
 
     async def _deliver(self, items: list[_Item]) -> None:
         try:

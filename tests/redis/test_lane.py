@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
@@ -37,18 +38,19 @@ class Server:
 async def lane_to(server: Server, gap_seconds: float = 0.0) -> AsyncGenerator[tuple[Lane, Any]]:
     """Yield a lane, and what asks it for something in a task of its own."""
     lane = Lane(server.call, "append", gap_seconds=gap_seconds)
-    async with anyio.create_task_group() as tasks:
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
 
-        def ask(*numbers: int, stream: tuple[str, str] | None = None) -> None:
-            async def one(number: int) -> None:
-                assert await lane.ask((number,), 1, stream=stream) == number
+            def ask(*numbers: int, stream: tuple[str, str] | None = None) -> None:
+                async def one(number: int) -> None:
+                    assert await lane.ask((number,), 1, stream=stream) == number
 
-            for number in numbers:
-                tasks.start_soon(one, number)
+                for number in numbers:
+                    tasks.start_soon(one, number)
 
-        yield lane, ask
-        server.answer.set()
-        tasks.cancel_scope.cancel()
+            yield lane, ask
+            server.answer.set()
+            tasks.cancel_scope.cancel()
 
 
 async def turns() -> None:
@@ -119,11 +121,26 @@ async def test_an_operation_that_is_urgent_takes_along_what_waits_for_the_gap() 
         assert server.calls == [[1], [2, 3, 4]]
 
 
+async def test_an_urgent_operation_that_comes_while_the_lane_is_busy_does_not_wait_for_the_gap() -> None:
+    server = Server()
+    server.answer.clear()
+    async with lane_to(server, NEVER) as (lane, ask):
+        for number in (1, 2, 3):
+            lane._next_call = 0.0
+            ask(number)
+            await turns()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(lane.ask, (4,), 1, at_once=True))
+            await turns()
+            assert server.calls == [[1], [2], [3]]
+            server.answer.set()
+        assert server.calls == [[1], [2], [3], [4]]
+
+
 async def test_the_gap_ends_by_itself() -> None:
     server = Server()
-    with anyio.fail_after(10):
-        async with lane_to(server, 0.001) as (lane, ask):
-            ask(1)
-            await turns()
-            await lane.ask((2,), 1)
-            assert server.calls == [[1], [2]]
+    async with lane_to(server, 0.001) as (lane, ask):
+        ask(1)
+        await turns()
+        await lane.ask((2,), 1)
+        assert server.calls == [[1], [2]]
