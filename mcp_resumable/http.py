@@ -29,6 +29,7 @@ from mcp_resumable.errors import (
     SessionNotFoundError,
     StorageUnavailableError,
 )
+from mcp_resumable.outbox import Outbox
 from mcp_resumable.rejection import body_text
 from mcp_resumable.session import Call, Exchange, SessionBinding, current_exchange
 from mcp_resumable.store import ResumableEventStore
@@ -181,12 +182,22 @@ class ResumptionLayer:
         except DuplicateRequestIdError as error:
             self.store.ledger.refused_request(binding, error)
             return await _respond(wire.send, error, binding.session_id)
-        call.pipeline = wire.pipeline = self.store.new_pipeline()
+        call.pipeline = self.store.new_pipeline()
         if (header(scope["headers"], _PROTOCOL_VERSION) or "") >= _FIRST_PRIMED_VERSION:
             # A tool may close or move its stream before the first frame is written: its client could not come back.
             wire.last_resort = lambda: self._first_cursor_of(binding, call)
+        failure: Exception | None = None
         try:
-            await self._run(self.app, Exchange(binding), scope, self._paced(wire.receive, wire), wire.send)
+            async with anyio.create_task_group() as tasks:
+                wire.outbox = outbox = Outbox(wire.write, wire.connection, tasks, call.pipeline)
+                try:
+                    await self._run(self.app, Exchange(binding), scope, self._paced(wire.receive, wire), wire.send)
+                    await wire.flush()
+                except Exception as exc:
+                    failure = exc  # Raised below: out of a task group it would come as one of several.
+                outbox.close()
+            if failure is not None:
+                raise failure
             await wire.finish()
         finally:
             binding.release(wire.connection)

@@ -46,6 +46,14 @@ class Unstored:
     started: float | None
     event_id: str | None = None
 
+    def true_frame(self, frame: bytes) -> bytes:
+        """Return what its frame is to say, now that it is known what became of it."""
+        line = _ID_LINE.match(frame) if self.event_id != self.promised_id else None
+        if line is None:
+            return frame
+        rest = frame[line.end() :]
+        return b"id: %b%b%b" % (self.event_id.encode(), line[2], rest) if self.event_id else rest
+
 
 class Pipeline:
     """The unstored events of one call, in order. They are added by the session's router, and taken by one task.
@@ -62,7 +70,7 @@ class Pipeline:
         self._newest: Unstored | None = None
         self._count = 0
         self._size = 0
-        # By the event id in their frames: those of which the frame is not known to be true.
+        # By the event id in their frames: those of which the frame has not come yet and is not known to be true.
         self._held: dict[bytes, Unstored] = {}
         self._change: anyio.Event | None = None
 
@@ -112,22 +120,12 @@ class Pipeline:
             await self._until_change()
         return awaited.event_id
 
-    def find(self, frame: bytes) -> Unstored | None:
-        """Return the event of a frame that cannot be written as it is yet, or at all."""
+    def claim(self, frame: bytes) -> Unstored | None:
+        """Return the event of a frame that cannot be written as it is yet, or at all; once."""
         if not self._held:
             return None
         line = _ID_LINE.match(frame)
-        return self._held.get(line[1]) if line is not None else None
-
-    async def hold(self, frame: bytes, unstored: Unstored) -> bytes:
-        """Wait until the frame of an event can be written, and return it with what is true."""
-        event_id = await self.until_settled(unstored)
-        self._held.pop(unstored.promised_id.encode(), None)
-        line = _ID_LINE.match(frame)
-        if line is None or event_id == unstored.promised_id:
-            return frame
-        rest = frame[line.end() :]
-        return b"id: %b%b%b" % (event_id.encode(), line[2], rest) if event_id else rest
+        return self._held.pop(line[1], None) if line is not None else None
 
     async def _until_change(self) -> None:
         if self._change is None:

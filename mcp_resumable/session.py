@@ -48,16 +48,18 @@ class Connection:
 
     Attributes:
         is_closed: Nothing of the stream reaches the wire any more; the response ends cleanly.
+        is_interactive: Something was sent that the client is to answer: what is sent waits for nothing.
         in_transit: Seqs handed to the SDK and not yet written, oldest first; kept only where `on_written` is set.
         on_written: Called with each seq once it has been written.
         rank: Its number among the consumers of its stream, of all workers: the highest is the newest. None while it is
             being asked for; 0 for a POST, which every resume replaces.
     """
 
-    __slots__ = ("_outranked_by", "_receiving", "in_transit", "is_closed", "on_written", "rank")
+    __slots__ = ("_outranked_by", "_receiving", "in_transit", "is_closed", "is_interactive", "on_written", "rank")
 
     def __init__(self) -> None:
         self.is_closed = False
+        self.is_interactive = False
         self.in_transit: deque[int] = deque()
         self.on_written: Callable[[int], None] | None = None
         self.rank: int | None = 0

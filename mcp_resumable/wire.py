@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, cast
@@ -11,7 +13,7 @@ from typing import Any, cast
 import anyio
 
 from mcp_resumable.errors import ResumptionError, StorageUnavailableError
-from mcp_resumable.pipeline import Pipeline
+from mcp_resumable.outbox import Outbox
 from mcp_resumable.session import Connection
 
 __all__ = ["ASGIApp", "Gate", "Message", "Receive", "Scope", "Send", "Wire", "cursor_frame", "header"]
@@ -21,6 +23,12 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# For what waits when the server shuts down: a storage that answers, and a client that reads, take less.
+_FLUSH_SECONDS = 1.0
+
+# Keep-alives, which are no frames.
+_COMMENTS = re.compile(rb"(:[^\r\n]*[\r\n]+)*")
 
 
 class Wire:
@@ -33,7 +41,7 @@ class Wire:
         on_stall: Called when the client is given up because it does not read.
         send_timeout: Seconds that the client may take to read.
         last_resort: The only frame of a stream that would else end without any.
-        pipeline: Of the call that is served, where its events are stored later: their frames are held until then.
+        outbox: What the frames of a call go through; None where each is written at once.
     """
 
     def __init__(self, receive: Receive, send: Send, send_timeout: float, on_stall: Callable[[], None]) -> None:
@@ -42,7 +50,7 @@ class Wire:
         self.status: int | None = None
         self.on_start: Callable[[int, Iterable[tuple[bytes, bytes]]], Awaitable[None]] | None = None
         self.last_resort: Callable[[], bytes] | None = None
-        self.pipeline: Pipeline | None = None
+        self.outbox: Outbox | None = None
         self._receive = receive
         self._send = send
         self.send_timeout = send_timeout
@@ -52,6 +60,7 @@ class Wire:
         self._has_frame = False
         self._is_complete = False
         self._is_stalled = False
+        self._has_gone = False
         # The wait for the client, if there is one.
         self._watch: anyio.CancelScope | None = None
         # Sends that are under way (a keep-alive may cross an event), and since when there have been any.
@@ -81,68 +90,72 @@ class Wire:
         while not self.connection.is_closed and not self._is_send_overdue():
             with self.connection.receiving() as watch:
                 if self._sending_since is not None:
-                    watch.deadline = self._sending_since + self.send_timeout
+                    watch.deadline = anyio.current_time() + self.send_timeout + self._sending_since - time.monotonic()
                 self._watch = watch
                 try:
-                    return await self._receive()
+                    message = await self._receive()
                 finally:
                     self._watch = None
+                self._has_gone = message["type"] == "http.disconnect"
+                return message
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message, *, even_if_closed: bool = False) -> None:
         """Send to the client; what comes after a close is dropped, and a client that does not read is given up."""
-        if self.pipeline is not None:
-            unstored = self.pipeline.find(message.get("body", b""))
-            if unstored is not None:
-                message = {**message, "body": await self.pipeline.hold(message["body"], unstored)}
         if message["type"] == "http.response.start":
             self.status = message["status"]
             content_type = header(message["headers"], b"content-type") or ""
             self._is_event_stream = content_type.startswith("text/event-stream")
             if self.on_start is not None:
                 await self.on_start(message["status"], message["headers"])
+            await self.write(message)
         elif self._is_complete or (self.connection.is_closed and not even_if_closed):
             return
-        elif not message.get("more_body", False) and not message.get("body", b""):
-            message = {**message, "body": self._last_frame()}
-        if self._watch is not None:
-            await self._send_watched(message, self._watch)
+        elif self.outbox is not None and self._is_event_stream and message.get("more_body", False):
+            await self.outbox.put(message)
         else:
+            if self.outbox is not None:
+                await self.outbox.empty()
+            if not message.get("more_body", False) and not message.get("body", b""):
+                message = {**message, "body": self._last_frame()}
+            await self.write(message)
+
+    async def write(self, message: Message) -> None:
+        """Write; a client that does not read is given up.
+
+        While somebody waits for the client that takes a look at the clock, where a timer takes as long as an append:
+        once the write is overdue, the one who waits gives the client up and is told that it has gone, and the SDK then
+        cancels the write. The wait's deadline is set by the first write after the last look.
+        """
+        if self._watch is None:
             with anyio.move_on_after(self.send_timeout) as scope:
                 await self._send(message)
             if scope.cancelled_caught:
                 self._give_up()
                 return
+        else:
+            if self._sending_since is None:
+                self._sending_since = time.monotonic()
+                if self._watch.deadline == math.inf:
+                    self._watch.deadline = anyio.current_time() + self.send_timeout
+            self._sends += 1
+            try:
+                await self._send(message)
+            finally:
+                self._sends -= 1
+                if not self._sends:
+                    self._sending_since = None
         self._has_begun = True
         if message["type"] == "http.response.body":
             self._is_complete = not message.get("more_body", False)
-            body = message.get("body", b"")
-            if body and not body.startswith(b":"):  # not a keep-alive comment
+            if not _COMMENTS.fullmatch(message.get("body", b"")):
                 self._has_frame = True
                 if self.connection.in_transit:
                     self.connection.on_event_written()
 
-    async def _send_watched(self, message: Message, watch: anyio.CancelScope) -> None:
-        """Send while somebody waits for the client: a look at the clock, where a timer takes as long as an append.
-
-        Once the send is overdue, the one who waits gives the client up and is told that it has gone, and the SDK then
-        cancels the send. The wait's deadline is set by the first send after the last look.
-        """
-        if self._sending_since is None:
-            self._sending_since = anyio.current_time()
-            if watch.deadline == math.inf:
-                watch.deadline = self._sending_since + self.send_timeout
-        self._sends += 1
-        try:
-            await self._send(message)
-        finally:
-            self._sends -= 1
-            if not self._sends:
-                self._sending_since = None
-
     def _is_send_overdue(self) -> bool:
         since = self._sending_since
-        if since is None or anyio.current_time() < since + self.send_timeout:
+        if since is None or time.monotonic() < since + self.send_timeout:
             return False
         self._give_up()
         return True
@@ -151,6 +164,15 @@ class Wire:
         self._is_stalled = True
         self.connection.close()
         self.on_stall()
+
+    async def flush(self) -> None:
+        """Write what waits where the SDK did not end the body, because the server shuts down: so no longer than that.
+
+        What is not written then is dropped: the client, which is cut off anyhow, resumes before it.
+        """
+        if self.outbox is not None and not (self._is_complete or self._has_gone or self.connection.is_closed):
+            with anyio.move_on_after(_FLUSH_SECONDS):
+                await self.outbox.empty()
 
     async def finish(self) -> None:
         """End the body cleanly where the SDK did not, because the connection was closed or the server shuts down."""

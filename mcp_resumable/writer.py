@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import anyio
@@ -187,10 +187,11 @@ class Writer:
         if call is None or call.is_answered or binding.status in ("ended", "superseded"):
             # After the answer, or after the end: nobody can ever ask for it.
             return ""
-        # On the 1.x line a message is a model around the JSON-RPC object, on the 2.x line it is the object. Asked of
-        # the class, since a model takes longer to say what it is than an append takes.
-        is_root_model = issubclass(type(message), RootModel)
-        is_answer = call is not binding.standalone and not hasattr(message.root if is_root_model else message, "method")
+        is_root_model = _is_root_model(message.__class__)
+        content = message.root if is_root_model else message
+        is_answer = call is not binding.standalone and not hasattr(content, "method")
+        if call.connection is not None and not is_answer and _has_id(content.__class__):
+            call.connection.is_interactive = True  # A request.
         try:
             data = _dump(message, is_root_model)
             event: bytes | None = data
@@ -486,6 +487,18 @@ def known(value: _T | None) -> _T:
     """Return what is known by now: the store asks only where the binding's status says so."""
     assert value is not None
     return value
+
+
+# A model takes longer to say what it is than an append takes.
+@cache
+def _is_root_model(kind: type) -> bool:
+    """Tell whether it is a model around the JSON-RPC object, as on the 1.x line; on the 2.x line it is the object."""
+    return issubclass(kind, RootModel)
+
+
+@cache
+def _has_id(kind: type) -> bool:
+    return "id" in getattr(kind, "model_fields", ())
 
 
 def _dump(message: Any, is_root_model: bool) -> bytes:

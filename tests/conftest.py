@@ -53,3 +53,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no frame wait for others: what is not there once all tasks are blocked is then held back for a reason."""
+    monkeypatch.setattr("mcp_resumable.outbox._GAP_SECONDS", 0.0)

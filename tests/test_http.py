@@ -379,3 +379,17 @@ async def test_store_of_another_server_in_the_same_context_refuses_to_guess() ->
     layer, store, _kept = await opened(app)
     body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping"}).encode()
     assert (await exchange(layer, "POST", body, mcp_session_id=SESSION_ID)).status == 200
+
+
+async def test_what_the_app_raises_comes_out_as_it_is() -> None:
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send)
+        raise LookupError("of the app")
+
+    layer, store, _kept = await opened(app)
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping"}).encode()
+    with pytest.raises(LookupError, match="of the app"):
+        await exchange(layer, "POST", body, mcp_session_id=SESSION_ID)
+    binding = store.find_binding(SESSION_ID)
+    assert binding is not None
+    assert all(call.connection is None for call in binding.calls.values())

@@ -15,7 +15,7 @@ from mcp_resumable import ResumableEventStore, Retention
 from tests.held_storage import HeldStorage, SharedHeldStorage
 from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("writes_at_once")]
 
 _is_shared = False
 

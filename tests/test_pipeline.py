@@ -17,7 +17,7 @@ from tests.held_storage import SharedHeldStorage
 from tests.sdk_host import Client, Frame, Host, Request, Tool, hosting
 from tests.test_interleavings import read_steps, steps_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("writes_at_once")]
 
 
 @asynccontextmanager
@@ -357,20 +357,20 @@ async def test_a_frame_says_what_its_event_turned_out_to_be(separator: bytes, ev
     pipeline = Pipeline()
     pipeline.add(unstored("1-x:0:1"))
     frame = b"id: 1-x:0:1%bevent: message%bdata: {}%b%b" % ((separator,) * 4)
-    found = pipeline.find(frame)
+    found = pipeline.claim(frame)
     assert found is not None
     batch = pipeline.take()
     pipeline.settle(batch, [event_id])
     first_line = line % separator if line else b""
-    assert await pipeline.hold(frame, found) == first_line + b"event: message%bdata: {}%b%b" % ((separator,) * 3)
-    assert pipeline.find(frame) is None
+    assert found.true_frame(frame) == first_line + b"event: message%bdata: {}%b%b" % ((separator,) * 3)
+    assert pipeline.claim(frame) is None
 
 
 async def test_frames_of_other_events_are_not_held() -> None:
     pipeline = Pipeline()
     pipeline.add(unstored("1-x:0:1"))
     for frame in (b"", b": ping\r\n\r\n", b"data: {}\r\n\r\n", b"id: 1-x:0:11\r\ndata: {}\r\n\r\n", b"id: 1-x:0:1"):
-        assert pipeline.find(frame) is None
+        assert pipeline.claim(frame) is None
 
 
 async def test_what_is_taken_belongs_to_one_execution() -> None:
@@ -402,8 +402,8 @@ async def test_lost_events_whose_frames_nobody_was_sent_do_not_add_up() -> None:
     for number in range(1_000):
         pipeline.add(unstored(f"1-x:0:{number}"))
         pipeline.settle(pipeline.take(), [""])
-    assert pipeline.find(b"id: 1-x:0:999\r\n") is not None
-    assert sum(pipeline.find(b"id: 1-x:0:%d\r\n" % number) is not None for number in range(1_000)) <= 128
+    assert pipeline.claim(b"id: 1-x:0:999\r\n") is not None
+    assert sum(pipeline.claim(b"id: 1-x:0:%d\r\n" % number) is not None for number in range(1_000)) <= 128
 
 
 async def test_nothing_is_to_be_awaited_of_a_pipeline_without_events() -> None:

@@ -1,0 +1,157 @@
+"""The frames of one response on their way to the ASGI server: in order, held until stored, and several in one write.
+
+To write a frame costs the server more than to make its event and to store it. So frames that come soon after a write
+share the next one. What is not to wait does not: a frame that comes alone, what the client has to answer, and the end
+of a response, which takes along what waits for it.
+
+Invariant: frames are written in the order in which they came, and one with an event id only once the storage has that
+event under that id (see `pipeline`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from mcp_resumable.pipeline import Pipeline, Unstored
+from mcp_resumable.session import Connection
+
+__all__ = ["Outbox"]
+
+# Between two writes. A stream of more than a hundred events a second is for no human eye, and a hundredth of a second
+# is less than most networks take.
+_GAP_SECONDS = 0.01
+
+# What may wait; then it is written, and whoever puts more in waits for that.
+_MAX_FRAMES = 64
+_MAX_BYTES = 64 * 1024
+
+
+class Outbox:
+    """The frames of one response. The SDK's tasks put them in; they are written there, or in a task of the outbox."""
+
+    def __init__(
+        self,
+        write: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+        connection: Connection,
+        tasks: TaskGroup,
+        pipeline: Pipeline | None = None,
+    ) -> None:
+        """Make an outbox.
+
+        Args:
+            write: Writes a part of the body.
+            connection: The response; what waits when it is closed is dropped.
+            tasks: Those of the response; the outbox ends with them.
+            pipeline: Of the call whose response this is, where its events are stored later.
+        """
+        self._write = write
+        self._connection = connection
+        self._tasks = tasks
+        self._pipeline = pipeline
+        self._frames: deque[tuple[bytes, Unstored | None]] = deque()
+        self._size = 0
+        self._has_begun = False
+        self._written_at = -math.inf
+        # Held while frames are taken out and written. There is none, and no task, before a frame has to wait.
+        self._lock: anyio.Lock | None = None
+        # Set by the next frame that has to wait.
+        self._filled: anyio.Event | None = None
+        # What a write has raised in the task of the outbox. Nothing is written after it.
+        self._failure: Exception | None = None
+
+    async def put(self, message: MutableMapping[str, Any]) -> None:
+        """Write the frame that is the body of `message`, now or soon.
+
+        Raises:
+            Exception: What a write has raised, this one or an earlier one.
+        """
+        if self._failure is not None:
+            raise self._failure
+        frame: bytes = message["body"]
+        unstored = self._pipeline.claim(frame) if self._pipeline is not None else None
+        now = time.monotonic()
+        is_due = self._connection.is_interactive or now - self._written_at >= _GAP_SECONDS
+        if is_due and unstored is None and not self._frames and (self._lock is None or not self._lock.locked()):
+            await self._write(message)
+            # The first one begins no gap: it may be a mere cursor, and the next one the first that says anything.
+            self._written_at = now if self._has_begun else -math.inf
+            self._has_begun = True
+            return
+        self._frames.append((frame, unstored))
+        self._size += len(frame)
+        if self._lock is None:
+            self._lock = anyio.Lock(fast_acquire=True)
+            self._tasks.start_soon(self._run, self._lock)
+        elif self._filled is not None:
+            self._filled.set()
+            self._filled = None
+        if self._connection.is_interactive or len(self._frames) >= _MAX_FRAMES or self._size >= _MAX_BYTES:
+            await self.empty()
+
+    async def empty(self) -> None:
+        """Write what waits, without a gap.
+
+        Raises:
+            Exception: What a write has raised.
+        """
+        if self._lock is None:
+            return
+        async with self._lock:
+            while self._frames:
+                await self._write_lot(await self._take())
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """End the outbox; what waits is dropped."""
+        if self._lock is not None:
+            self._tasks.cancel_scope.cancel()
+
+    async def _run(self, lock: anyio.Lock) -> None:
+        while self._failure is None:
+            # Also where nothing waits yet: mostly something does by then, and this costs less than to be told.
+            gap = self._written_at + _GAP_SECONDS - time.monotonic()
+            if gap > 0:
+                await anyio.sleep(gap)
+            elif not self._frames:
+                self._filled = anyio.Event()
+                await self._filled.wait()
+            async with lock:
+                if self._frames:
+                    try:
+                        await self._write_lot(await self._take())
+                    except Exception as exc:
+                        self._failure = exc
+
+    async def _take(self) -> bytes:
+        """Take out the first frame, once it can be written, and those after it that can be by then. Under the lock."""
+        lot: list[bytes] = []
+        while self._frames:
+            frame, unstored = self._frames[0]
+            if unstored is not None and unstored.event_id is None:
+                if lot or self._pipeline is None:
+                    break
+                await self._pipeline.until_settled(unstored)
+            self._frames.popleft()
+            self._size -= len(frame)
+            lot.append(frame if unstored is None else unstored.true_frame(frame))
+        return b"".join(lot)
+
+    async def _write_lot(self, lot: bytes) -> None:
+        if self._connection.is_closed:
+            return
+        try:
+            await self._write({"type": "http.response.body", "body": lot, "more_body": True})
+        except BaseException:
+            # What did not come to its end may be missing on the wire, so nothing may follow it.
+            self._frames.clear()
+            self._size = 0
+            raise
+        self._written_at = time.monotonic()
