@@ -37,7 +37,7 @@ _MAX_CALL_BYTES = 1024 * 1024
 
 # At a time, each on a connection of its own: of all kinds, and of each kind that travels together.
 _MAX_CALLS = 16
-_MAX_CALLS_UNDER_WAY = 3
+_CALLS_AT_ONCE = 3
 # Between calls that write: a call costs a worker as much as five appends. The event loop tells no shorter times apart.
 APPEND_GAP_SECONDS = 0.001
 # Operations that do not wait for the gap to be over.
@@ -188,14 +188,25 @@ class Lane:
     """Operations of one kind; those that are asked for while calls are under way travel together in the next.
 
     Those that write to one stream travel one after another: each is known by the stamp that the stream had last.
-    `gap_seconds` is what calls are apart at least while few operations wait: what comes meanwhile travels together.
 
     Attributes:
-        under_way: The calls that are under way: one is being answered while others are made.
+        under_way: The calls that are under way.
     """
 
-    def __init__(self, call: _Call, script: str, *, gap_seconds: float = 0.0) -> None:
+    def __init__(
+        self, call: _Call, script: str, *, calls_at_once: int = _CALLS_AT_ONCE, gap_seconds: float = 0.0
+    ) -> None:
+        """Make a lane.
+
+        Args:
+            call: Runs a script.
+            script: Which.
+            calls_at_once: How many calls may be under way. One: each takes all that waits, so they are few. Several:
+                each takes half, and the server is busy with one while this process is with another.
+            gap_seconds: What calls are apart at least while few operations wait: what comes meanwhile travels together.
+        """
         self.under_way: set[asyncio.Task[None]] = set()
+        self._calls_at_once = calls_at_once
         self._gap_seconds = gap_seconds
         self._next_call = 0.0
         self._is_urgent = False
@@ -228,7 +239,7 @@ class Lane:
         return await item.answer
 
     def _schedule(self) -> None:
-        if len(self.under_way) >= _MAX_CALLS_UNDER_WAY:
+        if len(self.under_way) >= self._calls_at_once:
             return
         loop = asyncio.get_running_loop()
         has_time = not self._is_urgent and len(self._waiting) < _MIN_ITEMS_AT_ONCE
@@ -246,9 +257,9 @@ class Lane:
         items: list[_Item] = []
         kept_back: list[_Item] = []
         size = 0
-        # Half of them: the server is busy with one half while this process is with the other.
-        half = min(max(_MIN_CALL_ITEMS, -(-len(self._waiting) // 2)), _MAX_CALL_ITEMS)
-        while self._waiting and len(items) < half and size < _MAX_CALL_BYTES:
+        share = len(self._waiting) if self._calls_at_once == 1 else max(_MIN_CALL_ITEMS, -(-len(self._waiting) // 2))
+        share = min(share, _MAX_CALL_ITEMS)
+        while self._waiting and len(items) < share and size < _MAX_CALL_BYTES:
             item = self._waiting.popleft()
             if item.answer.done():
                 continue  # Given up before it was sent.

@@ -86,7 +86,7 @@ class RedisStorage(SharedStorage):
             clock_shift=clock_shift,
             on_evicted=self._count_evicted,
         )
-        self._appends = Lane(self._call, "append", gap_seconds=APPEND_GAP_SECONDS)
+        self._appends = Lane(self._call, "append", calls_at_once=1, gap_seconds=APPEND_GAP_SECONDS)
         self._reads = Lane(self._call, "read")
         self._snapshots = Lane(self._call, "snapshot")
         self._doorbell = Doorbell(key_prefix)

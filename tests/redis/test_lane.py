@@ -35,9 +35,9 @@ class Server:
 
 
 @asynccontextmanager
-async def lane_to(server: Server, gap_seconds: float = 0.0) -> AsyncGenerator[tuple[Lane, Any]]:
+async def lane_to(server: Server, gap_seconds: float = 0.0, calls_at_once: int = 3) -> AsyncGenerator[tuple[Lane, Any]]:
     """Yield a lane, and what asks it for something in a task of its own."""
-    lane = Lane(server.call, "append", gap_seconds=gap_seconds)
+    lane = Lane(server.call, "append", calls_at_once=calls_at_once, gap_seconds=gap_seconds)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
 
@@ -78,6 +78,29 @@ async def test_operations_on_one_stream_travel_one_after_another() -> None:
         server.answer.set()
         await turns()
         assert server.calls == [[1, 3], [2]]
+
+
+async def test_where_calls_are_made_one_at_a_time_each_takes_all_that_waits() -> None:
+    server = Server()
+    server.answer.clear()
+    async with lane_to(server, calls_at_once=1) as (_, ask):
+        ask(0)
+        await turns()
+        ask(*range(1, 201))
+        await turns()
+        assert server.calls == [[0]]
+        server.answer.set()
+        await turns()
+        assert server.calls == [[0], [*range(1, 129)], [*range(129, 201)]]
+
+
+async def test_where_calls_are_made_several_at_a_time_each_takes_half() -> None:
+    server = Server()
+    server.answer.clear()
+    async with lane_to(server) as (_, ask):
+        ask(*range(40))
+        await turns()
+        assert server.calls == [[*range(20)], [*range(20, 30)], [*range(30, 38)]]
 
 
 async def test_a_gap_lets_what_comes_within_it_travel_together() -> None:
