@@ -11,8 +11,8 @@ from typing import Any
 __all__ = ["Exchange", "Session", "open_session"]
 
 _PROTOCOL_VERSION = "2025-11-25"
-_ID = re.compile(rb"\r\nid: ([^\r\n]*)")
-_DATA = re.compile(rb"\r\ndata: ([^\r\n]+)")
+_ID = re.compile(rb"(?:^|\r\n)id: ([^\r\n]*)")
+_DATA = re.compile(rb"(?:^|\r\n)data: ([^\r\n]+)")
 _SESSION_ID = re.compile(rb"\r\nmcp-session-id: ([^\r\n]*)", re.IGNORECASE)
 
 
@@ -44,7 +44,7 @@ class Exchange(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`. The SDK writes each event as one chunk, so what frames a chunk never parts one."""
+        """See `asyncio.Protocol`. A chunk holds whole events, so what frames a chunk never parts one."""
         *frames, self._rest = (self._rest + data).split(b"\r\n\r\n")
         for frame in frames:
             if not self.status and frame.startswith(b"HTTP/1.1 "):

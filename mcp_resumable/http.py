@@ -115,25 +115,27 @@ class ResumptionLayer:
         """Serve one request."""
         if scope["type"] != "http" or self.store in scope.get(_PASSED, ()):
             return await self.app(scope, receive, send)
-        headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-        version = header(headers, _PROTOCOL_VERSION)
+        headers = _headers_of(scope)
+        version = headers.get(_PROTOCOL_VERSION)
         if version is not None and _WITH_SESSIONS is not None and version not in _WITH_SESSIONS:
             return await self.app(scope, receive, send)
         method: str = scope["method"]
-        session_id = header(headers, _SESSION_ID)
+        session_id = headers.get(_SESSION_ID)
         credential = _credential_of(scope)
+        primes = (version or "") >= _FIRST_PRIMED_VERSION
         if session_id is None:
             if method == "POST":
-                return await self._serve_opening(credential, self._pass(scope), receive, send)
+                return await self._serve_opening(credential, self._pass(scope), receive, send, primes=primes)
             return await self.app(scope, receive, send)
         if method == "GET":
             # Before anything is looked up, so that this is a request that came a little later, and nothing else.
             await self._for_gets.pass_through()
         binding = self.store.find_binding(session_id)
         is_own = binding is not None and binding.credential == credential
-        if not is_own and method == "GET" and header(headers, _LAST_EVENT_ID):
+        event_id = headers.get(_LAST_EVENT_ID)
+        if not is_own and method == "GET" and event_id:
             # Also where the session is here and someone else's: they are not to tell it from one that is nowhere.
-            return await self._serve_visit(session_id, credential, scope, receive, send)
+            return await self._serve_visit(session_id, credential, scope, receive, send, primes=primes)
         if binding is None or not is_own or binding.layer is not self:
             return await self.app(scope, receive, send)
         scope = self._pass(scope)
@@ -141,11 +143,11 @@ class ResumptionLayer:
         if method == "DELETE":
             return await self._serve_delete(binding, wire, scope)
         if binding.status == "ended":
-            return await self._refuse_as_over(binding, wire, method, header(headers, _LAST_EVENT_ID))
+            return await self._refuse_as_over(binding, wire, method, event_id)
         if method == "POST":
-            return await self._serve_post(binding, wire, scope)
+            return await self._serve_post(binding, wire, scope, primes=primes)
         if method == "GET":
-            return await self._serve_get(binding, wire, scope, primes=(version or "") >= _FIRST_PRIMED_VERSION)
+            return await self._serve_get(binding, wire, scope, is_claim=bool(event_id), primes=primes)
         return await self.app(scope, receive, send)
 
     def _pass(self, scope: Scope) -> Scope:
@@ -156,7 +158,9 @@ class ResumptionLayer:
         seconds = self.store.send_timeout
         return Wire(receive, send, seconds, on_stall=lambda: self.store.ledger.stalled(binding, seconds))
 
-    async def _serve_opening(self, credential: object, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_opening(
+        self, credential: object, scope: Scope, receive: Receive, send: Send, *, primes: bool
+    ) -> None:
         binding = self.store.bind_session(self, credential)
         wire = self._wire_for(binding, receive, send)
 
@@ -167,12 +171,12 @@ class ResumptionLayer:
 
         wire.on_start = attach
         try:
-            await self._serve_post(binding, wire, scope)
+            await self._serve_post(binding, wire, scope, primes=primes)
         finally:
             if binding.session_id is None:
                 binding.end()  # Nothing was opened; whoever waits for the session id is let go.
 
-    async def _serve_post(self, binding: SessionBinding, wire: Wire, scope: Scope) -> None:
+    async def _serve_post(self, binding: SessionBinding, wire: Wire, scope: Scope, *, primes: bool) -> None:
         self._end_with_404(binding, wire)
         request_id = await wire.read_request_id(self.max_request_body_size)
         if request_id is None:  # A notification or a response, or nothing that the SDK will take.
@@ -183,7 +187,7 @@ class ResumptionLayer:
             self.store.ledger.refused_request(binding, error)
             return await _respond(wire.send, error, binding.session_id)
         call.pipeline = self.store.new_pipeline()
-        if (header(scope["headers"], _PROTOCOL_VERSION) or "") >= _FIRST_PRIMED_VERSION:
+        if primes:
             # A tool may close or move its stream before the first frame is written: its client could not come back.
             wire.last_resort = lambda: self._first_cursor_of(binding, call)
         failure: Exception | None = None
@@ -200,11 +204,12 @@ class ResumptionLayer:
                 raise failure
             await wire.finish()
         finally:
+            wire.outbox = None  # They know each other: the garbage collector would have to find them.
             binding.release(wire.connection)
             binding.end_service(call, was_dispatched=wire.status == 200)
 
     async def _serve_visit(
-        self, session_id: str, credential: object, scope: Scope, receive: Receive, send: Send
+        self, session_id: str, credential: object, scope: Scope, receive: Receive, send: Send, *, primes: bool
     ) -> None:
         """Serve a claim to a session of another worker, if the storage is one that workers share.
 
@@ -217,8 +222,7 @@ class ResumptionLayer:
             await self.app(scope, receive, send)
             return
         wire = self._wire_for(binding, receive, send)
-        version = header(scope["headers"], _PROTOCOL_VERSION) or ""
-        gate = Gate(wire, is_claim=True, primes=version >= _FIRST_PRIMED_VERSION, retry_interval=self.retry_interval)
+        gate = Gate(wire, is_claim=True, primes=primes, retry_interval=self.retry_interval)
         async with transport.connect():
             try:
                 await self._run_get(binding, gate, transport.handle_request, scope)
@@ -234,9 +238,10 @@ class ResumptionLayer:
         wire.on_start = end
         await self.app(scope, wire.receive, wire.send)
 
-    async def _serve_get(self, binding: SessionBinding, wire: Wire, scope: Scope, *, primes: bool) -> None:
+    async def _serve_get(
+        self, binding: SessionBinding, wire: Wire, scope: Scope, *, is_claim: bool, primes: bool
+    ) -> None:
         self._end_with_404(binding, wire)
-        is_claim = bool(header(scope["headers"], _LAST_EVENT_ID))
         if not is_claim:
             others = [(name, value) for name, value in scope["headers"] if name.lower() != _LAST_EVENT_ID]
             scope = {**scope, "headers": [*others, (_LAST_EVENT_ID, _NO_CLAIM)]}
@@ -261,8 +266,10 @@ class ResumptionLayer:
 
         async def paced() -> Message:
             message = await receive()
-            # The standalone stream at once: what is sent to it until then counts as carried.
-            if message["type"] == "http.disconnect" and wire.connection.on_written is None:
+            # The standalone stream at once: what is sent to it until then counts as carried. After the end of the
+            # response the news is that of the server, and nothing is left to end.
+            is_news = message["type"] == "http.disconnect" and not wire.is_complete
+            if is_news and wire.connection.on_written is None:
                 await self._for_gone.pass_through()
             return message
 
@@ -313,6 +320,12 @@ class _Turnstile:
         """Wait for one's turn."""
         async with self._places:
             pass
+
+
+def _headers_of(scope: Scope) -> dict[bytes, str]:
+    """Return the first header of each name, as the SDK reads it."""
+    pairs: list[tuple[bytes, bytes]] = list(scope["headers"])
+    return {name.lower(): value.decode("latin-1") for name, value in reversed(pairs)}
 
 
 def _credential_of(scope: Scope) -> object:

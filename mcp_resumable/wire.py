@@ -37,6 +37,7 @@ class Wire:
     Attributes:
         connection: What others may close.
         status: Of the response that was begun, None before.
+        is_complete: The end of its body was sent.
         on_start: Called with status and headers before the response begins.
         on_stall: Called when the client is given up because it does not read.
         send_timeout: Seconds that the client may take to read.
@@ -58,7 +59,7 @@ class Wire:
         self._is_event_stream = False
         self._has_begun = False
         self._has_frame = False
-        self._is_complete = False
+        self.is_complete = False
         self._is_stalled = False
         self._has_gone = False
         # The wait for the client, if there is one.
@@ -109,7 +110,7 @@ class Wire:
             if self.on_start is not None:
                 await self.on_start(message["status"], message["headers"])
             await self.write(message)
-        elif self._is_complete or (self.connection.is_closed and not even_if_closed):
+        elif self.is_complete or (self.connection.is_closed and not even_if_closed):
             return
         elif self.outbox is not None and self._is_event_stream and message.get("more_body", False):
             await self.outbox.put(message)
@@ -147,7 +148,7 @@ class Wire:
                     self._sending_since = None
         self._has_begun = True
         if message["type"] == "http.response.body":
-            self._is_complete = not message.get("more_body", False)
+            self.is_complete = not message.get("more_body", False)
             if not _COMMENTS.fullmatch(message.get("body", b"")):
                 self._has_frame = True
                 if self.connection.in_transit:
@@ -170,15 +171,15 @@ class Wire:
 
         What is not written then is dropped: the client, which is cut off anyhow, resumes before it.
         """
-        if self.outbox is not None and not (self._is_complete or self._has_gone or self.connection.is_closed):
+        if self.outbox is not None and not (self.is_complete or self._has_gone or self.connection.is_closed):
             with anyio.move_on_after(_FLUSH_SECONDS):
                 await self.outbox.empty()
 
     async def finish(self) -> None:
         """End the body cleanly where the SDK did not, because the connection was closed or the server shuts down."""
-        if not self._has_begun or self._is_complete or self._is_stalled:
+        if not self._has_begun or self.is_complete or self._is_stalled:
             return
-        self._is_complete = True
+        self.is_complete = True
         with anyio.move_on_after(self.send_timeout):
             await self._send({"type": "http.response.body", "body": self._last_frame(), "more_body": False})
 
