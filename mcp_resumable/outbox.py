@@ -42,6 +42,8 @@ class Outbox:
         connection: Connection,
         tasks: TaskGroup,
         pipeline: Pipeline | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an outbox.
 
@@ -50,11 +52,13 @@ class Outbox:
             connection: The response; what waits when it is closed is dropped.
             tasks: Those of the response; the outbox ends with them.
             pipeline: Of the call whose response this is, where its events are stored later.
+            clock: Seconds, monotonic.
         """
         self._write = write
         self._connection = connection
         self._tasks = tasks
         self._pipeline = pipeline
+        self._clock = clock
         self._frames: deque[tuple[bytes, Unstored | None]] = deque()
         self._size = 0
         self._has_begun = False
@@ -76,8 +80,8 @@ class Outbox:
             raise self._failure
         frame: bytes = message["body"]
         unstored = self._pipeline.claim(frame) if self._pipeline is not None else None
-        now = time.monotonic()
-        is_due = self._connection.is_interactive or now - self._written_at >= _GAP_SECONDS
+        now = self._clock()
+        is_due = now - self._written_at >= _GAP_SECONDS
         if is_due and unstored is None and not self._frames and (self._lock is None or not self._lock.locked()):
             await self._write(message)
             # The first one begins no gap: it may be a mere cursor, and the next one the first that says anything.
@@ -117,7 +121,7 @@ class Outbox:
     async def _run(self, lock: anyio.Lock) -> None:
         while self._failure is None:
             # Also where nothing waits yet: mostly something does by then, and this costs less than to be told.
-            gap = self._written_at + _GAP_SECONDS - time.monotonic()
+            gap = self._written_at + _GAP_SECONDS - self._clock()
             if gap > 0:
                 await anyio.sleep(gap)
             elif not self._frames:
@@ -154,4 +158,4 @@ class Outbox:
             self._frames.clear()
             self._size = 0
             raise
-        self._written_at = time.monotonic()
+        self._written_at = self._clock()

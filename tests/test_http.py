@@ -393,3 +393,19 @@ async def test_what_the_app_raises_comes_out_as_it_is() -> None:
     binding = store.find_binding(SESSION_ID)
     assert binding is not None
     assert all(call.connection is None for call in binding.calls.values())
+
+
+async def test_what_waits_is_written_where_the_app_returns_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the SDK does when the server shuts down."""
+    monkeypatch.setattr("mcp_resumable.outbox._GAP_SECONDS", 1_000.0)
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send)
+        for letter in b"abcd":
+            await send({"type": "http.response.body", "body": b"data: %c\r\n\r\n" % letter, "more_body": True})
+
+    layer, _, _kept = await opened(app)
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping"}).encode()
+    request = await exchange(layer, "POST", body, mcp_session_id=SESSION_ID)
+    assert [frame.data for frame in await request.frames()] == ["a", "b", "c", "d"]
+    assert request.is_complete

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
@@ -57,12 +58,12 @@ def gaps_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def outbox_to(
-    server: Server, pipeline: Pipeline | None = None
+    server: Server, pipeline: Pipeline | None = None, clock: Callable[[], float] = time.monotonic
 ) -> AsyncGenerator[tuple[Outbox, Connection, TaskGroup]]:
     connection = Connection()
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
-            yield Outbox(server.write, connection, tasks, pipeline), connection, tasks
+            yield Outbox(server.write, connection, tasks, pipeline, clock=clock), connection, tasks
             tasks.cancel_scope.cancel()
 
 
@@ -99,11 +100,10 @@ async def test_what_waits_is_written_when_the_gap_is_over() -> None:
         assert len(server.written) < 12
 
 
-async def test_frames_that_come_one_by_one_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_frames_that_come_one_by_one_are_written_at_once() -> None:
     now = 100.0
-    monkeypatch.setattr("mcp_resumable.outbox.time.monotonic", lambda: now)
     server = Server()
-    async with outbox_to(server) as (outbox, _, _):
+    async with outbox_to(server, clock=lambda: now) as (outbox, _, _):
         for number in range(5):
             await put(outbox, b"%d" % number)
             assert server.written[-1] == b"%d" % number
@@ -132,6 +132,18 @@ async def test_what_waits_is_bounded(frame: bytes, limit: int) -> None:
         assert server.written == [b"a", b"b"]
         await put(outbox, frame)
         assert server.written == [b"a", b"b", frame * limit]
+
+
+@pytest.mark.usefixtures("gaps_do_not_end")
+async def test_what_was_written_takes_no_room() -> None:
+    server = Server()
+    async with outbox_to(server) as (outbox, _, _):
+        await put(outbox, b"a", b"b")
+        for _ in range(10):
+            await put(outbox, b"x" * 10_000)
+            await outbox.empty()
+        await put(outbox, b"waits")
+        assert server.written == [b"a", b"b", *[b"x" * 10_000] * 10]
 
 
 @pytest.mark.usefixtures("gaps_do_not_end")
@@ -280,10 +292,11 @@ class Client:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
+        self.has_gone = anyio.Event()
 
     async def receive(self) -> Message:
-        await anyio.sleep_forever()
-        raise AssertionError("unreachable")
+        await self.has_gone.wait()
+        return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -338,6 +351,18 @@ async def test_a_storage_that_does_not_answer_does_not_keep_a_server_from_shutti
             await wire.flush()
     await wire.finish()
     assert client.bodies == [(b"a", True), (b"", False)]
+
+
+async def test_nothing_is_flushed_to_a_client_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_resumable.wire._FLUSH_SECONDS", 1_000.0)
+    client, pipeline = Client(), Pipeline()
+    client.has_gone.set()
+    pipeline.add(Unstored(event=b"{}", promised_id="1-x:0:1", execution=0, is_answer=False, started=None))
+    async with response_to(client, pipeline) as wire:
+        await wire.send(body(b"id: 1-x:0:1\r\n"))
+        assert await wire.receive() == {"type": "http.disconnect"}
+        with anyio.fail_after(5):
+            await wire.flush()
 
 
 @pytest.mark.usefixtures("gaps_do_not_end")
