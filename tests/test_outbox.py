@@ -20,6 +20,7 @@ from mcp_resumable.session import Connection
 from mcp_resumable.wire import Message, Wire
 from tests.held_storage import SharedHeldStorage
 from tests.sdk_host import hosting
+from tests.test_pipeline import unstored as unstored_event
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +50,13 @@ def body(text: bytes) -> Message:
 
 def frame_of(unstored: Unstored) -> Message:
     return body(b"id: %b\r\n" % unstored.promised_id.encode())
+
+
+def taken(pipeline: Pipeline, count: int) -> list[Unstored]:
+    """Hand events over, and take them as the one does who stores them."""
+    for number in range(1, count + 1):
+        pipeline.add(unstored_event(f"1-x:0:{number}"))
+    return pipeline.take()
 
 
 @pytest.fixture
@@ -193,13 +201,7 @@ async def test_frames_keep_their_order_while_a_write_is_under_way() -> None:
 @pytest.mark.usefixtures("writes_at_once")
 async def test_no_frame_is_written_before_its_event_is_stored_nor_before_those_that_came_first() -> None:
     server, pipeline = Server(), Pipeline()
-    unstored = [
-        Unstored(event=b"{}", promised_id=f"1-x:0:{number}", execution=0, is_answer=False, started=None)
-        for number in (1, 2, 3)
-    ]
-    for each in unstored:
-        pipeline.add(each)
-    batch = pipeline.take()
+    unstored = taken(pipeline, 3)
     async with outbox_to(server, pipeline) as (outbox, _, _):
         await put(outbox, b"cursor")
         await outbox.put(frame_of(unstored[0]))
@@ -207,14 +209,14 @@ async def test_no_frame_is_written_before_its_event_is_stored_nor_before_those_t
         await put(outbox, b": ping\r\n\r\n")
         await wait_all_tasks_blocked()
         assert server.written == [b"cursor"]
-        pipeline.settle(batch[1:2], ["1-x:0:2"])
+        pipeline.settle(unstored[1:2], ["1-x:0:2"])
         await wait_all_tasks_blocked()
         assert server.written == [b"cursor"]
-        pipeline.settle(batch[:1], ["1-x:0:7"])
+        pipeline.settle(unstored[:1], ["1-x:0:7"])
         await wait_all_tasks_blocked()
         assert server.written[1:] == [b"id: 1-x:0:7\r\nid: 1-x:0:2\r\n: ping\r\n\r\n"]
         # One that is stored before its frame comes.
-        pipeline.settle(batch[2:], ["1-x:0:3"])
+        pipeline.settle(unstored[2:], ["1-x:0:3"])
         await outbox.put(frame_of(unstored[2]))
         assert server.written[2:] == [b"id: 1-x:0:3\r\n"]
 
@@ -222,18 +224,12 @@ async def test_no_frame_is_written_before_its_event_is_stored_nor_before_those_t
 @pytest.mark.usefixtures("writes_at_once")
 async def test_what_is_stored_does_not_wait_for_what_came_later() -> None:
     server, pipeline = Server(), Pipeline()
-    unstored = [
-        Unstored(event=b"{}", promised_id=f"1-x:0:{number}", execution=0, is_answer=False, started=None)
-        for number in (1, 2)
-    ]
-    for each in unstored:
-        pipeline.add(each)
-    batch = pipeline.take()
+    unstored = taken(pipeline, 2)
     async with outbox_to(server, pipeline) as (outbox, _, _):
         for each in unstored:
             await outbox.put(frame_of(each))
         await wait_all_tasks_blocked()
-        pipeline.settle(batch[:1], ["1-x:0:1"])
+        pipeline.settle(unstored[:1], ["1-x:0:1"])
         await wait_all_tasks_blocked()
         assert server.written == [b"id: 1-x:0:1\r\n"]
 
@@ -343,7 +339,7 @@ async def test_a_storage_that_does_not_answer_does_not_keep_a_server_from_shutti
 ) -> None:
     monkeypatch.setattr("mcp_resumable.wire._FLUSH_SECONDS", 0.01)
     client, pipeline = Client(), Pipeline()
-    pipeline.add(Unstored(event=b"{}", promised_id="1-x:0:1", execution=0, is_answer=False, started=None))
+    taken(pipeline, 1)
     async with response_to(client, pipeline) as wire:
         for text in (b"a", b"id: 1-x:0:1\r\n", b"b"):
             await wire.send(body(text))
@@ -357,7 +353,7 @@ async def test_nothing_is_flushed_to_a_client_that_has_gone(monkeypatch: pytest.
     monkeypatch.setattr("mcp_resumable.wire._FLUSH_SECONDS", 1_000.0)
     client, pipeline = Client(), Pipeline()
     client.has_gone.set()
-    pipeline.add(Unstored(event=b"{}", promised_id="1-x:0:1", execution=0, is_answer=False, started=None))
+    taken(pipeline, 1)
     async with response_to(client, pipeline) as wire:
         await wire.send(body(b"id: 1-x:0:1\r\n"))
         assert await wire.receive() == {"type": "http.disconnect"}
