@@ -409,3 +409,30 @@ async def test_what_waits_is_written_where_the_app_returns_without_an_end(monkey
     request = await exchange(layer, "POST", body, mcp_session_id=SESSION_ID)
     assert [frame.data for frame in await request.frames()] == ["a", "b", "c", "d"]
     assert request.is_complete
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+async def test_only_a_client_that_goes_before_the_end_waits_for_its_turn(is_complete: bool) -> None:
+    """After the end it is the server that says so, and the SDK has nothing left to end."""
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await respond(send)
+        if is_complete:
+            await end(send)
+        assert (await receive())["type"] == "http.disconnect"
+
+    layer, _, _kept = await opened(app)
+    turns: list[str] = []
+
+    class Turnstile:
+        async def pass_through(self) -> None:
+            turns.append("a turn")
+
+    layer._for_gone = Turnstile()  # type: ignore[assignment]
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping"}).encode()
+    request = Request("POST", {"mcp-session-id": SESSION_ID}, body)
+    request.disconnect()
+    with anyio.fail_after(10):
+        await request.run(layer)
+    assert turns == ([] if is_complete else ["a turn"])
