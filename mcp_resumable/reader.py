@@ -88,7 +88,8 @@ class _Announcement:
 
     async def until_made(self) -> None:
         """Wait until they are told; raise why they cannot be."""
-        await self._is_over.wait()
+        if not self._is_over.is_set():  # Waiting for what is set costs a turn of the event loop.
+            await self._is_over.wait()
         if self._exc is not None:
             raise self._exc
 

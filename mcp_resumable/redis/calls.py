@@ -214,17 +214,18 @@ class Lane:
         self._call = call
         self._script = script
         self._waiting: deque[_Item] = deque()
-        self._scheduled: asyncio.Handle | None = None
+        # What will make the next call: a timer, or a task that has not run yet.
+        self._next: asyncio.TimerHandle | asyncio.Task[None] | None = None
 
-    async def ask(
+    def put(
         self,
         arguments: Sequence[bytes | str | int],
-        size: int,
+        size: int = 0,
         *,
         stream: tuple[str, str] | None = None,
         at_once: bool = False,
-    ) -> Any:
-        """Return the answer for one operation.
+    ) -> asyncio.Future[Any]:
+        """Return the answer to come for one operation.
 
         Args:
             arguments: Of the script, for this operation.
@@ -236,7 +237,7 @@ class Lane:
         self._waiting.append(item)
         self._is_urgent = self._is_urgent or at_once
         self._schedule()
-        return await item.answer
+        return item.answer
 
     def _schedule(self) -> None:
         if len(self.under_way) >= self._calls_at_once:
@@ -244,15 +245,22 @@ class Lane:
         loop = asyncio.get_running_loop()
         has_time = not self._is_urgent and len(self._waiting) < _MIN_ITEMS_AT_ONCE
         is_early = has_time and loop.time() < self._next_call
-        if self._scheduled is None:
-            # Not at once: the other tasks of this turn of the loop may ask for something too.
-            self._scheduled = loop.call_at(self._next_call, self._send) if is_early else loop.call_soon(self._send)
-        elif isinstance(self._scheduled, asyncio.TimerHandle) and not is_early:
-            self._scheduled.cancel()
-            self._scheduled = loop.call_soon(self._send)
+        if self._next is None:
+            self._next = loop.call_at(self._next_call, self._begin) if is_early else self._begin()
+        elif isinstance(self._next, asyncio.TimerHandle) and not is_early:
+            self._next.cancel()
+            self._next = self._begin()
 
-    def _send(self) -> None:
-        self._scheduled = None
+    def _begin(self) -> asyncio.Task[None]:
+        # In a task of its own: whoever asks may be cancelled, the others' operations are not. It takes along what the
+        # other tasks of this turn of the loop ask for.
+        self._next = task = in_a_context_of_its_own(self._make_call())
+        self.under_way.add(task)
+        return task
+
+    def _take(self) -> list[_Item]:
+        """Return what the next call is for."""
+        self._next = None
         self._is_urgent = False
         items: list[_Item] = []
         kept_back: list[_Item] = []
@@ -273,11 +281,18 @@ class Lane:
         self._waiting.extendleft(reversed(kept_back))
         if items:
             self._next_call = asyncio.get_running_loop().time() + self._gap_seconds
-            # In a task of its own: whoever asked may be cancelled, the others' operations are not.
-            self.under_way.add(in_a_context_of_its_own(self._deliver(items)))
             if len(self._waiting) > len(kept_back):
                 self._is_urgent = True  # The other half.
                 self._schedule()
+        return items
+
+    async def _make_call(self) -> None:
+        items = self._take()
+        if items:
+            await self._deliver(items)
+        self.under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+        if items and self._waiting:
+            self._schedule()
 
     async def _deliver(self, items: list[_Item]) -> None:
         try:
@@ -292,9 +307,6 @@ class Lane:
                     item.answer.set_result(answer)
         finally:
             self._written.difference_update([item.stream for item in items if item.stream is not None])
-            self.under_way.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-            if self._waiting:
-                self._schedule()
 
 
 def client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float) -> Redis | RedisCluster:

@@ -86,6 +86,7 @@ class RedisStorage(SharedStorage):
             clock_shift=clock_shift,
             on_evicted=self._count_evicted,
         )
+        self._openings = Lane(self._call, "open_stream", calls_at_once=1)
         self._appends = Lane(self._call, "append", calls_at_once=1, gap_seconds=APPEND_GAP_SECONDS)
         self._reads = Lane(self._call, "read")
         self._snapshots = Lane(self._call, "snapshot")
@@ -127,7 +128,8 @@ class RedisStorage(SharedStorage):
         for task in self._background:
             task.cancel()
         # A call that is under way ends by itself, in time; cancelled, it might leave its connection open.
-        calls = self._appends.under_way | self._reads.under_way | self._snapshots.under_way
+        lanes = (self._openings, self._appends, self._reads, self._snapshots)
+        calls = [call for lane in lanes for call in lane.under_way]
         await asyncio.gather(*self._background, *calls, *self._work, return_exceptions=True)
         if self._time_keeper is not None:
             self._time_keeper.cancel()
@@ -157,19 +159,12 @@ class RedisStorage(SharedStorage):
     ) -> StreamId:
         ending = str(StreamId.of_request(0, request_id))[1:]
         place = origin or ("", "")
-        opened = await self._call(
-            "open_stream",
-            bytes_of(session_id),
-            str(generation),
-            bytes_of(request_id),
-            ending,
-            self._new_stamp(),
-            *place,
-        )
-        if not isinstance(opened[0], int):
-            raise AppendRefusedError(generation_of(opened[0]))
+        call = (bytes_of(session_id), str(generation), bytes_of(request_id), ending)
+        ordinal = await self._openings.put((*call, self._new_stamp(), *place))
+        if not isinstance(ordinal, int):
+            raise AppendRefusedError(generation_of(ordinal))
         self._doorbell.ring_session(session_id)
-        return StreamId.of_request(opened[0], request_id)
+        return StreamId.of_request(ordinal, request_id)
 
     async def _append(
         self,
@@ -184,7 +179,7 @@ class RedisStorage(SharedStorage):
         head = b"%b %d %d %b%b" % (spelled, is_terminal, len(places), self._new_stamp(), bytes_of(session_id))
         size = sum(map(len, places))
         # An answer is what a client waits for.
-        seq = await self._appends.ask((head, *places), size, stream=(session_id, name), at_once=is_terminal)
+        seq = await self._appends.put((head, *places), size, stream=(session_id, name), at_once=is_terminal)
         if not isinstance(seq, int):
             raise AppendRefusedError(generation_of(seq))
         if self._doorbell.channels:
@@ -193,10 +188,10 @@ class RedisStorage(SharedStorage):
 
     async def _snapshot(self, session_id: str, cursor: EventCursor | None) -> Snapshot | None:
         if cursor is None:
-            answer = await self._snapshots.ask((bytes_of(session_id), "", "", "", "", 0, ""), 0)
+            answer = await self._snapshots.put((bytes_of(session_id), "", "", "", "", 0, ""))
         else:
             request_id = cursor.stream.request_id
-            answer = await self._snapshots.ask(
+            answer = await self._snapshots.put(
                 (
                     bytes_of(session_id),
                     cursor.generation.counter,
@@ -205,8 +200,7 @@ class RedisStorage(SharedStorage):
                     cursor.stream.ordinal,
                     int(request_id is not None),
                     bytes_of(request_id or ""),
-                ),
-                0,
+                )
             )
         return snapshot_of(cast("list[Any] | bytes", answer), cursor)
 
@@ -220,7 +214,7 @@ class RedisStorage(SharedStorage):
             # Before it is asked for: what is appended from here on is read, or heard.
             changes = channel.changes
             channel.marks.setdefault(name, 0)
-        answer = await self._reads.ask((bytes_of(session_id), str(generation), name, after_seq, limit), 0)
+        answer = await self._reads.put((bytes_of(session_id), name, str(generation), after_seq, limit))
         if not answer:
             return None
         is_terminal, places, number = cast("tuple[int, list[bytes], int]", answer)
@@ -325,15 +319,15 @@ class RedisStorage(SharedStorage):
     ) -> None:
         """See `SharedStorage`."""
 
-        async def announce() -> None:
-            try:
-                number = (await self._call("take_over", bytes_of(session_id), str(stream)))[0]
-            except Exception as exc:
-                on_failed(exc)
+        def tell(answer: asyncio.Future[int]) -> None:
+            if (exc := answer.exception()) is None:
+                on_ranked(answer.result())
+                self._listener.tell_taken_over(session_id, str(stream), answer.result())
             else:
-                on_ranked(number)
+                on_failed(cast(Exception, exc))
 
-        self.start_soon(announce)
+        # With the read that follows at once, in one call.
+        self._reads.put((bytes_of(session_id), str(stream), "", self.worker_id, "")).add_done_callback(tell)
 
     async def _tell_ended(self, session_id: str) -> bool:
         """Make good for a notice that was missed; tell whether it was for anybody here."""

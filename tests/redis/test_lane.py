@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import anyio
@@ -41,9 +40,9 @@ async def lane_to(server: Server, gap_seconds: float = 0.0, calls_at_once: int =
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
 
-            def ask(*numbers: int, stream: tuple[str, str] | None = None) -> None:
+            def ask(*numbers: int, stream: tuple[str, str] | None = None, at_once: bool = False) -> None:
                 async def one(number: int) -> None:
-                    assert await lane.ask((number,), 1, stream=stream) == number
+                    assert await lane.put((number,), 1, stream=stream, at_once=at_once) == number
 
                 for number in numbers:
                     tasks.start_soon(one, number)
@@ -140,7 +139,7 @@ async def test_an_operation_that_is_urgent_takes_along_what_waits_for_the_gap() 
         ask(2, 3)
         await turns()
         assert server.calls == [[1]]
-        assert await lane.ask((4,), 1, at_once=True) == 4
+        assert await lane.put((4,), at_once=True) == 4
         assert server.calls == [[1], [2, 3, 4]]
 
 
@@ -152,11 +151,11 @@ async def test_an_urgent_operation_that_comes_while_the_lane_is_busy_does_not_wa
             lane._next_call = 0.0
             ask(number)
             await turns()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(lane.ask, (4,), 1, at_once=True))
-            await turns()
-            assert server.calls == [[1], [2], [3]]
-            server.answer.set()
+        ask(4, at_once=True)
+        await turns()
+        assert server.calls == [[1], [2], [3]]
+        server.answer.set()
+        await turns()
         assert server.calls == [[1], [2], [3], [4]]
 
 
@@ -165,5 +164,5 @@ async def test_the_gap_ends_by_itself() -> None:
     async with lane_to(server, 0.001) as (lane, ask):
         ask(1)
         await turns()
-        await lane.ask((2,), 1)
+        await lane.put((2,), 1)
         assert server.calls == [[1], [2]]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 import anyio
 import pytest
 
+from mcp_resumable import ResumableEventStore
 from tests.e2e.raw_client import RawClient, Response, session
-from tests.e2e.servers import until
+from tests.e2e.servers import serve, until
 from tests.redis.server import Server
-from tests.redis.workers import at, crew
+from tests.redis.workers import at, crew, new_call
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
 
@@ -55,6 +58,37 @@ async def test_the_first_connection_is_closed_when_another_worker_takes_its_stre
         hold = await c.workers[0].hold("7")
         await hold.progress(4)
         assert (await resumed.event()).progress == 4
+
+
+async def test_the_first_connection_is_closed_when_another_store_over_the_same_storage_takes_its_stream(
+    redis_server: Server,
+) -> None:
+    """No notice tells: the server sends none to the worker that asked."""
+    async with crew(redis_server, 1) as c:
+        store = ResumableEventStore(c.storages[0])
+        async with serve("starlette", store) as other, session(c.workers[0]) as client, at(client, other) as there:
+            response, ids = await held(client)
+            resumed = await there.get(ids[3])
+            assert (await resumed.events(1))[0].id == ids[3]
+            assert await response.rest() == []
+            assert (await client.get(ids[3])).status == 200
+            assert await resumed.rest() == []
+
+
+async def test_a_resume_asks_the_server_twice(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with crew(redis_server, 1) as c, session(c.workers[0]) as client:
+        ids = await new_call(client, 7)
+        calls = c.storages[0]._calls
+        asked: list[str] = []
+
+        async def ask(script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
+            asked.append(script)
+            return await ask_for_it(script, arguments)
+
+        ask_for_it = calls.ask
+        monkeypatch.setattr(calls, "ask", ask)
+        assert [frame.id for frame in await (await client.get(ids[0])).rest()] == ids
+        assert asked == ["snapshot", "read"]
 
 
 async def test_the_newest_consumer_wins_from_worker_to_worker(redis_server: Server) -> None:
