@@ -24,9 +24,9 @@ from mcp_resumable.session import Connection
 
 __all__ = ["Outbox"]
 
-# Between two writes. A stream of more than a hundred events a second is for no human eye, and a hundredth of a second
-# is less than most networks take.
-_GAP_SECONDS = 0.01
+# Between two writes: a picture of a film lasts longer. Less saves less where many calls are busy, whose events are then
+# several milliseconds apart each.
+_GAP_SECONDS = 0.03
 
 # What may wait; then it is written, and whoever puts more in waits for that.
 _MAX_FRAMES = 64
