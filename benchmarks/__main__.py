@@ -49,6 +49,8 @@ def main() -> int:
     if arguments.part:
         asyncio.run(_run_part(arguments.part, Options(quick=arguments.quick, valkey_url=arguments.valkey)))
         return 0
+    if arguments.output:
+        arguments.output.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     measured_on = {**environment(), "quick": arguments.quick, "load_before": _load()}
     figures: list[Figure] = []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 
 from benchmarks.client import Session, open_session
-from benchmarks.measure import Figure, Options, interleave, summarize
+from benchmarks.measure import Figure, Options, Samples, interleave, summarize
 from benchmarks.server import NO_STORE, RunningServer, running_server
 from benchmarks.stores import LIMITS, STORES
 
@@ -21,41 +21,48 @@ _CALLS = 50
 _EVENTS_OF_EACH = 60
 # Between pings, so that they measure the load and are none.
 _PING_PAUSE_SECONDS = 0.01
+_MANY = (f"{_CALLS} calls at once", "notifications/s")
+# Of each server, and rounds in each of its lives.
+_LIVES, _ROUNDS = 3, 3
 
 
 async def run(options: Options) -> AsyncIterator[Figure]:
     """Measure; the figures of one kind follow one another."""
-    rounds = options.rounds(5)
     names = [NO_STORE, *(kind.name for kind in (*LIMITS, *STORES))]
-    async with AsyncExitStack() as resources:
-        servers = {name: _Server(name, options.valkey_url, resources) for name in names}
+    pings: dict[str, list[float]] = {name: [] for name in names}
+    measures: dict[tuple[str, str], Callable[[_Server], Awaitable[float]]] = {
+        ("one call", "notifications/s"): _one_call,
         # What other programs do to the machine shows in how long a call takes, and hardly in what it costs.
-        for what, unit, measure in (
-            ("one call", "notifications/s", _one_call),
-            ("one call, CPU of the server", "µs per notification", _cpu_of_one_call),
-        ):
-            results = await interleave({name: partial(measure, servers[name]) for name in names}, rounds)
-            for figure in summarize("end to end", what, unit, results, baseline=NO_STORE):
-                yield figure
-        pings: dict[str, list[float]] = {name: [] for name in names}
-        measures = {name: partial(_many_calls, servers[name], pings[name]) for name in names}
-        results = await interleave(measures, rounds)
-        what = f"{_CALLS} calls at once"
-        for figure in summarize("end to end", what, "notifications/s", results, baseline=NO_STORE):
+        ("one call, CPU of the server", "µs per notification"): _cpu_of_one_call,
+        _MANY: lambda server: _many_calls(server, pings[server.name]),
+    }
+    results = {kind: {name: Samples() for name in names} for kind in measures}
+    # One process may be faster than another of the same program, for as long as it lives: by a tenth here.
+    for _ in range(options.rounds(_LIVES)):
+        async with AsyncExitStack() as resources:
+            servers = [_Server(name, options.valkey_url, resources) for name in names]
+            for kind, measure in measures.items():
+                of_this_life = {server.name: partial(measure, server) for server in servers}
+                for name, samples in (await interleave(of_this_life, options.rounds(_ROUNDS))).items():
+                    result = results[kind][name]
+                    result.values += samples.values
+                    result.failure = result.failure or samples.failure
+    for (what, unit), samples_of_each in results.items():
+        for figure in summarize("end to end", what, unit, samples_of_each, baseline=NO_STORE):
             yield figure
-        for percent in (50, 99):
-            base = _percentile(pings[NO_STORE], percent)
-            for name in names:
-                value = _percentile(pings[name], percent)
-                yield Figure(
-                    part="end to end",
-                    what=f"ping meanwhile, p{percent}",
-                    unit="ms",
-                    store=name,
-                    value=value,
-                    ratio=value / base if value and base else None,
-                    note=results[name].failure or f"{len(pings[name])} pings of all rounds, a connection each",
-                )
+    for percent in (50, 99):
+        base = _percentile(pings[NO_STORE], percent)
+        for name in names:
+            value = _percentile(pings[name], percent)
+            yield Figure(
+                part="end to end",
+                what=f"ping meanwhile, p{percent}",
+                unit="ms",
+                store=name,
+                value=value,
+                ratio=value / base if value and base else None,
+                note=results[_MANY][name].failure or f"{len(pings[name])} pings of all rounds, a connection each",
+            )
 
 
 def _percentile(samples: list[float], percent: int) -> float | None:
@@ -66,12 +73,12 @@ class _Server:
     """A server that is started when it is first measured."""
 
     def __init__(self, name: str, valkey_url: str | None, resources: AsyncExitStack) -> None:
-        self._name, self._valkey_url, self._resources = name, valkey_url, resources
+        self.name, self._valkey_url, self._resources = name, valkey_url, resources
         self._running: RunningServer | None = None
 
     async def running(self) -> RunningServer:
         if self._running is None:
-            self._running = await self._resources.enter_async_context(running_server(self._name, self._valkey_url))
+            self._running = await self._resources.enter_async_context(running_server(self.name, self._valkey_url))
         return self._running
 
     async def open_session(self) -> Session:

@@ -433,8 +433,8 @@ class OursRedis(_Ours, _OverValkey):
             module: Any = import_module("mcp_resumable.redis")
         except ImportError as exc:
             raise NotMeasuredError("mcp_resumable.redis cannot be imported") from exc
-        client = await self.open_client()
-        storage: Storage = module.RedisStorage(client, retention=_AMPLE, prefix=f"ours:{self.prefix}:")
+        await self.open_client()  # For `stored_bytes`.
+        storage: Storage = module.RedisStorage(self.valkey_url, retention=_AMPLE, prefix=f"ours:{self.prefix}:")
         self.resources.push_async_callback(storage.aclose)
         self.store = ResumableEventStore(storage)
 
