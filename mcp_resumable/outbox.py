@@ -96,8 +96,11 @@ class Outbox:
         elif self._filled is not None:
             self._filled.set()
             self._filled = None
-        if self._connection.is_interactive or len(self._frames) >= _MAX_FRAMES or self._size >= _MAX_BYTES:
+        if self._connection.is_interactive:
             await self.empty()
+        elif self._is_full():
+            # Not all: the last of them may not be stored yet.
+            await self._write_while(self._is_full)
 
     async def empty(self) -> None:
         """Write what waits, without a gap.
@@ -105,18 +108,24 @@ class Outbox:
         Raises:
             Exception: What a write has raised.
         """
-        if self._lock is None:
-            return
-        async with self._lock:
-            while self._frames:
-                await self._write_lot(await self._take())
-        if self._failure is not None:
-            raise self._failure
+        await self._write_while(lambda: bool(self._frames))
 
     def close(self) -> None:
         """End the outbox; what waits is dropped."""
         if self._lock is not None:
             self._tasks.cancel_scope.cancel()
+
+    def _is_full(self) -> bool:
+        return len(self._frames) >= _MAX_FRAMES or self._size >= _MAX_BYTES
+
+    async def _write_while(self, condition: Callable[[], bool]) -> None:
+        if self._lock is None:
+            return
+        async with self._lock:
+            while condition():
+                await self._write_lot(await self._take())
+        if self._failure is not None:
+            raise self._failure
 
     async def _run(self, lock: anyio.Lock) -> None:
         while self._failure is None:

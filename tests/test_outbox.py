@@ -155,6 +155,18 @@ async def test_what_was_written_takes_no_room() -> None:
 
 
 @pytest.mark.usefixtures("gaps_do_not_end")
+async def test_whoever_fills_it_waits_for_room_and_not_for_all_to_be_stored() -> None:
+    server, pipeline = Server(), Pipeline()
+    unstored = taken(pipeline, 64)
+    pipeline.settle(unstored[:1], ["1-x:0:1"])
+    async with outbox_to(server, pipeline) as (outbox, _, _):
+        await put(outbox, b"a", b"b")
+        for each in unstored:
+            await outbox.put(frame_of(each))
+        assert server.written == [b"a", b"b", b"id: 1-x:0:1\r\n"]
+
+
+@pytest.mark.usefixtures("gaps_do_not_end")
 async def test_whoever_puts_in_more_waits_for_a_client_that_does_not_read() -> None:
     server = Server()
     async with outbox_to(server) as (outbox, _, tasks):
