@@ -117,6 +117,14 @@ class Session:
         """Open the standalone stream, or resume; the response is under way."""
         return await self._start("GET", b"", last_event_id)
 
+    async def end(self) -> None:
+        """End the session."""
+        exchange = await self._start("DELETE", b"")
+        await exchange.began.wait()
+        if exchange.status not in (200, 204):
+            raise RuntimeError(f"the end of a session was answered with status {exchange.status}")
+        exchange.cut()
+
     async def _start(self, method: str, body: bytes, last_event_id: str = "") -> Exchange:
         lines = [
             f"{method} /mcp/ HTTP/1.1",
