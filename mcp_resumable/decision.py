@@ -24,7 +24,7 @@ makes one of each, and freezing doubles what that takes (0.7 µs against 0.3 for
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from mcp_resumable.errors import (
@@ -47,6 +47,8 @@ else:
     from typing_extensions import assert_never
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mcp_resumable.cursor import EventCursor, Generation, StreamId
 
 __all__ = [
@@ -90,12 +92,15 @@ class Retained:
         replay_floor: Highest evicted seq, 0 when none: the lowest cursor seq that resumes.
         last_hole: Highest seq above the floor that could not be kept, 0 (or anything up to the floor) when none.
         is_terminal: Whether the event at the high-water mark is the answer; nothing follows it.
+        rest: All that follows the cursor, to the answer, where the storage has read it in the same step; nothing can
+            change it. None is always right: then it is read.
     """
 
     high_water_mark: int
     replay_floor: int = 0
     last_hole: int = 0
     is_terminal: bool = False
+    rest: Sequence[bytes | None] | None = field(default=None, compare=False, repr=False)
 
 
 StreamState = NeverOpened | Superseded | Dropped | Retained

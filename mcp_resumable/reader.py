@@ -1,7 +1,8 @@
 """The reading side: decides about a claim, and serves what may be served, replay and live tail, from the storage alone.
 
 Between the snapshot of a decision and the registration of the connection there is no await, so whatever supersedes the
-stream afterwards finds the connection and closes it. From then on each batch is read from where the last one ended:
+stream afterwards finds the connection and closes it. The rest of a complete stream, which nothing can change, may come
+with the snapshot. Otherwise each batch is read after that, from where the last one ended:
 an event is sent when all before it were, and a place that cannot be told ends the connection.
 """
 
@@ -129,7 +130,8 @@ class Reader:
             decision, snapshot = await self._decide(binding, event_id, cursor)
             tail = None
             if isinstance(decision, Resume):
-                tail = await self._begin(binding, event_id, decision.cursor, gate, send)
+                rest = _rest_of(snapshot)
+                tail = await self._begin(binding, event_id, decision.cursor, gate, send, rest)
             if tail is not None and self._shared is not None and (tail.batch is None or tail.connection.is_closed):
                 # Another worker may have given the session up, which a snapshot does not tell.
                 binding.release(tail.connection)
@@ -237,9 +239,18 @@ class Reader:
         return start if isinstance(decision, Resume) else None
 
     async def _begin(
-        self, binding: SessionBinding, event_id: str, cursor: EventCursor, gate: ResumeGate, send: SendEvent
+        self,
+        binding: SessionBinding,
+        event_id: str,
+        cursor: EventCursor,
+        gate: ResumeGate,
+        send: SendEvent,
+        rest: Batch | None = None,
     ) -> _Tail:
-        """Make a connection the one consumer of a stream, and read what it is to send first.
+        """Make a connection the one consumer of a stream, and read what it is to send first, where that is not known.
+
+        Other workers are told before it sends anything, unless it sends the rest of a stream that is complete: where
+        one of them sends the same, that ends by itself.
 
         Raises:
             StorageUnavailableError: When that cannot be read, or other workers cannot be told of the consumer.
@@ -256,6 +267,9 @@ class Reader:
             self._shared.take_over(
                 known(binding.session_id), cursor.stream, announcement.on_ranked, announcement.on_failed
             )
+        if rest is not None:
+            tail.batch = rest
+            return tail
         try:
             tail.batch = await self._read(binding, tail)
             if announcement is not None:
@@ -405,3 +419,10 @@ class Reader:
             if binding.changes == changes:
                 return snapshot
         raise StorageUnavailableError(event_id)
+
+
+def _rest_of(snapshot: Snapshot | None) -> Batch | None:
+    """Return what a snapshot has brought along."""
+    if snapshot is None or not isinstance(snapshot.stream, Retained) or snapshot.stream.rest is None:
+        return None
+    return Batch(snapshot.stream.rest, is_terminal=True)

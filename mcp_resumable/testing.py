@@ -842,6 +842,18 @@ class StorageContract(ABC):
             assert await stream.read(2, 1) == Batch([b"answer"], True)
             assert await stream.read(3) == Batch([], True)
 
+    async def test_the_rest_of_a_stream_in_a_snapshot_is_what_a_read_returns(self) -> None:
+        """Where a storage gives it, a reader asks for nothing more."""
+        events = [b"a", None, b"c", b"d"]
+        async with self.harness(Retention()) as harness:
+            stream = await _begin(harness.storage)
+            await stream.append(*events)
+            for seq in range(5):
+                assert await stream.rest(seq) is None, seq
+            await stream.append(b"answer", is_terminal=True)
+            for seq in range(5):
+                assert await stream.rest(seq) in (None, [*events[seq:], b"answer"]), seq
+
     async def test_a_description_tells_what_is_retained(self) -> None:
         """For people: each stream in order of opening, its marks, and how much of it is left."""
         async with self.harness(Retention(max_events=3)) as harness:
@@ -1456,6 +1468,13 @@ class _Stream:
         if isinstance(state, Retained) and state.last_hole <= state.replay_floor:
             return replace(state, last_hole=0)
         return state
+
+    async def rest(self, seq: int) -> list[bytes | None] | None:
+        """Return the rest of the stream after a seq, where a snapshot tells it."""
+        snapshot = await self.storage.snapshot(self.session_id, self.cursor(seq))
+        assert snapshot is not None, "the session is unknown"
+        assert isinstance(snapshot.stream, Retained)
+        return None if snapshot.stream.rest is None else list(snapshot.stream.rest)
 
     async def reason(self, seq: int) -> str:
         """Return why a cursor at `seq` is refused; "resume" where it is not."""

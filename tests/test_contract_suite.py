@@ -365,6 +365,28 @@ class TellsAStaleFloor(NaiveStorage):
         return state
 
 
+class TellsARestThatIsNone(NaiveStorage):
+    """Tells what it has so far, of a stream that is open too."""
+
+    def _state(self, session_id: str, cursor: EventCursor) -> StreamState:
+        state = super()._state(session_id, cursor)
+        row = self._kept(session_id, cursor.generation, cursor.stream)
+        if isinstance(state, Retained) and row is not None:
+            return replace(state, rest=[each.event for each in self._events(row) if each.seq > cursor.seq])
+        return state
+
+
+class TellsAllForTheRest(NaiveStorage):
+    """Tells a complete stream from its beginning."""
+
+    def _state(self, session_id: str, cursor: EventCursor) -> StreamState:
+        state = super()._state(session_id, cursor)
+        row = self._kept(session_id, cursor.generation, cursor.stream)
+        if isinstance(state, Retained) and row is not None and state.is_terminal:
+            return replace(state, rest=[each.event for each in self._events(row)])
+        return state
+
+
 class SkipsASeq(NaiveStorage):
     """Assigns each stream's tenth seq to nothing."""
 
@@ -613,6 +635,8 @@ CAUGHT_BY: dict[type[NaiveStorage], set[str]] = {
         "test_what_one_instance_writes_another_reads",
         "test_what_was_stored_survives_a_restart",
     },
+    TellsARestThatIsNone: {"test_the_rest_of_a_stream_in_a_snapshot_is_what_a_read_returns"},
+    TellsAllForTheRest: {"test_the_rest_of_a_stream_in_a_snapshot_is_what_a_read_returns"},
     SkipsASeq: {
         "test_seqs_are_contiguous_from_1",
         # Those that append ten events or more to a stream.

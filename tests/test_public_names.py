@@ -151,7 +151,17 @@ def test_core_loads_nothing_of_the_package_but_itself() -> None:
 
 @pytest.mark.parametrize("module", CORE)
 def test_core_imports_no_clock_no_randomness_no_logging_and_no_loop(module: str) -> None:
-    allowed = {"__future__", "base64", "binascii", "dataclasses", "re", "sys", "typing", "typing_extensions"}
+    allowed = {
+        "__future__",
+        "base64",
+        "binascii",
+        "collections",
+        "dataclasses",
+        "re",
+        "sys",
+        "typing",
+        "typing_extensions",
+    }
     assert roots_of(imports_of(module)) <= allowed | {"mcp_resumable"}
 
 

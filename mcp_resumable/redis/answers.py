@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, cast
 
@@ -17,7 +18,10 @@ from mcp_resumable.decision import (
 )
 from mcp_resumable.storage import StreamDescription
 
-__all__ = ["bytes_of", "description_of", "generation_of", "snapshot_of", "spelling_of", "text_of"]
+__all__ = ["bytes_of", "description_of", "events_of", "generation_of", "snapshot_of", "spelling_of", "text_of"]
+
+# The bytes of a place before its event: its number, and "=".
+_PLACE_OVERHEAD = 7
 
 
 @lru_cache(maxsize=4096)
@@ -46,11 +50,16 @@ def generation_of(answer: bytes) -> Generation | None:
     return Generation(int(counter), nonce)
 
 
+def events_of(places: Sequence[bytes]) -> list[bytes | None]:
+    """Return the events at places; None where one is a hole."""
+    return [place[_PLACE_OVERHEAD:] if len(place) >= _PLACE_OVERHEAD else None for place in places]
+
+
 def snapshot_of(answer: list[Any] | bytes, cursor: EventCursor | None) -> Snapshot | None:
     """Return what `snapshot.lua` answers for one cursor."""
     if not answer:
         return None
-    current, claimed, kind, mark, floor, hole, is_terminal, newest, counter, ordinal = cast("list[Any]", answer)
+    current, claimed, kind, mark, floor, hole, is_terminal, rest, newest, counter, ordinal = cast("list[Any]", answer)
     generation = generation_of(current)
     assert generation is not None, "a session that is known has a generation"
     if cursor is None:
@@ -58,7 +67,13 @@ def snapshot_of(answer: list[Any] | bytes, cursor: EventCursor | None) -> Snapsh
     stream: StreamState
     match kind:
         case b"retained":
-            stream = Retained(high_water_mark=mark, replay_floor=floor, last_hole=hole, is_terminal=bool(is_terminal))
+            stream = Retained(
+                high_water_mark=mark,
+                replay_floor=floor,
+                last_hole=hole,
+                is_terminal=bool(is_terminal),
+                rest=events_of(rest) if rest else None,
+            )
         case b"superseded":
             stream = Superseded()
         case b"dropped":

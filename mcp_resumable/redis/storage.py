@@ -12,7 +12,7 @@ from redis.asyncio import Redis, RedisCluster
 
 from mcp_resumable.cursor import EventCursor, Generation, StreamId
 from mcp_resumable.decision import Snapshot
-from mcp_resumable.redis.answers import bytes_of, description_of, generation_of, snapshot_of, spelling_of
+from mcp_resumable.redis.answers import bytes_of, description_of, events_of, generation_of, snapshot_of, spelling_of
 from mcp_resumable.redis.calls import APPEND_GAP_SECONDS, Calls, Lane, client_of, in_a_context_of_its_own
 from mcp_resumable.redis.doorbell import Doorbell
 from mcp_resumable.redis.listener import Listener
@@ -24,9 +24,6 @@ from mcp_resumable.storage import AppendRefusedError, Batch, Retention, SessionD
 __all__ = ["RedisStorage"]
 
 _PREFIX = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
-
-# The bytes of a place before its event: its number, and "=".
-_PLACE_OVERHEAD = 7
 
 
 class RedisStorage(SharedStorage):
@@ -188,7 +185,7 @@ class RedisStorage(SharedStorage):
 
     async def _snapshot(self, session_id: str, cursor: EventCursor | None) -> Snapshot | None:
         if cursor is None:
-            answer = await self._snapshots.put((bytes_of(session_id), "", "", "", "", 0, ""))
+            answer = await self._snapshots.put((bytes_of(session_id), "", "", "", "", 0, "", 0))
         else:
             request_id = cursor.stream.request_id
             answer = await self._snapshots.put(
@@ -200,6 +197,7 @@ class RedisStorage(SharedStorage):
                     cursor.stream.ordinal,
                     int(request_id is not None),
                     bytes_of(request_id or ""),
+                    cursor.seq,
                 )
             )
         return snapshot_of(cast("list[Any] | bytes", answer), cursor)
@@ -225,8 +223,7 @@ class RedisStorage(SharedStorage):
                 # Told by the doorbell too, but not to who did not listen yet.
                 channel.consumers[name] = number
                 self._listener.tell_taken_over(session_id, name, number)
-        events = [place[_PLACE_OVERHEAD:] if len(place) >= _PLACE_OVERHEAD else None for place in places]
-        return Batch(events, bool(is_terminal))
+        return Batch(events_of(places), bool(is_terminal))
 
     async def _wait(
         self,

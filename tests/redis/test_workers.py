@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from mcp_resumable import ResumableEventStore
+from mcp_resumable.redis.calls import Calls
 from tests.e2e.raw_client import RawClient, Response, session
 from tests.e2e.servers import serve, until
 from tests.redis.server import Server
@@ -75,20 +76,53 @@ async def test_the_first_connection_is_closed_when_another_store_over_the_same_s
             assert await resumed.rest() == []
 
 
-async def test_a_resume_asks_the_server_twice(redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The scripts that are asked for."""
+    asked: list[str] = []
+    ask_for = Calls.ask
+
+    async def ask(self: Calls, script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
+        asked.append(script)
+        return await ask_for(self, script, arguments)
+
+    monkeypatch.setattr(Calls, "ask", ask)
+    return asked
+
+
+async def test_a_resume_of_an_open_call_asks_the_server_twice(redis_server: Server, asked: list[str]) -> None:
+    async with crew(redis_server, 1) as c, session(c.workers[0]) as client:
+        _, ids = await held(client)
+        asked.clear()
+        resumed = await client.get(ids[1])
+        assert [frame.id for frame in await resumed.events(3)] == ids[1:]
+        assert asked[:2] == ["snapshot", "read"]
+
+
+async def test_a_resume_of_a_complete_call_waits_for_one_answer_of_the_server(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with crew(redis_server, 1) as c, session(c.workers[0]) as client:
         ids = await new_call(client, 7)
-        calls = c.storages[0]._calls
-        asked: list[str] = []
+        calls, held_back = c.storages[0]._calls, anyio.Event()
 
         async def ask(script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
-            asked.append(script)
-            return await ask_for_it(script, arguments)
+            if script != "snapshot":
+                await held_back.wait()
+            return await ask_for(script, arguments)
 
-        ask_for_it = calls.ask
+        ask_for = calls.ask
         monkeypatch.setattr(calls, "ask", ask)
         assert [frame.id for frame in await (await client.get(ids[0])).rest()] == ids
-        assert asked == ["snapshot", "read"]
+        held_back.set()
+
+
+async def test_a_complete_call_with_a_long_rest_is_resumed_to_its_answer(redis_server: Server) -> None:
+    async with crew(redis_server) as c, session(c.workers[0]) as client, at(client, c.workers[1]) as there:
+        ids = [frame.id for frame in await (await client.call("count", 7, n=300)).rest()]
+        for place in (client, there):
+            for seq in (0, 172, 173, 174, 300):
+                assert [frame.id for frame in await (await place.get(ids[seq])).rest()] == ids[seq:]
 
 
 async def test_the_newest_consumer_wins_from_worker_to_worker(redis_server: Server) -> None:

@@ -1,10 +1,21 @@
 -- Snapshots. ARGV, for each: session, claimed counter, nonce, stream and its ordinal, 1 where the request id is known,
--- request id.
+-- request id, seq.
 -- Returns, after the number of evicted events, for each: '' where the session is unknown; else generation, claimed,
--- what the stream is, its high-water mark, floor, last hole, 1 where it is terminal, and the newest stream of the
--- request with where its call began; '' where there is none.
+-- what the stream is, its high-water mark, floor, last hole, 1 where it is terminal, the places from the seq to the
+-- answer where that is retained and they are few, else '', and the newest stream of the request with where its call
+-- began; '' where there is none.
 
-local function snapshot(sid, counter, nonce, name, ordinal, has_request_id, request_id)
+-- As many as a reader asks for at a time.
+local MAX_REST = 128
+
+local function rest_of(s, seq)
+  if not s or s.drop_at == 0 or seq < s.floor or seq < s.hole or seq >= s.mark or s.mark - seq > MAX_REST then
+    return ''
+  end
+  return call('LRANGE', s.list, seq - s.floor, -1)
+end
+
+local function snapshot(sid, counter, nonce, name, ordinal, has_request_id, request_id, seq)
   local key = session_key(sid)
   local generation = look_up(sid)
   if not generation then return '' end
@@ -41,11 +52,11 @@ local function snapshot(sid, counter, nonce, name, ordinal, has_request_id, requ
     local fixed = cmsgpack.unpack(call('HGET', key, 'S' .. string.match(newest, '^%d+')))
     successor = {fixed[1], fixed[2], fixed[3]}
   end
-  return {generation, claimed, kind, mark, floor, hole, is_terminal, unpack(successor)}
+  return {generation, claimed, kind, mark, floor, hole, is_terminal, rest_of(s, tonumber(seq)), unpack(successor)}
 end
 
 local results = {0}
-for at = 2, #ARGV, 7 do results[#results + 1] = snapshot(unpack(ARGV, at, at + 6)) end
+for at = 2, #ARGV, 8 do results[#results + 1] = snapshot(unpack(ARGV, at, at + 7)) end
 save_streams()
 results[1] = evicted
 return results
