@@ -93,7 +93,7 @@ class Retained:
         last_hole: Highest seq above the floor that could not be kept, 0 (or anything up to the floor) when none.
         is_terminal: Whether the event at the high-water mark is the answer; nothing follows it.
         rest: All that follows the cursor, to the answer, where the storage has read it in the same step; nothing can
-            change it. None is always right: then it is read.
+            change it, and `storage.MAX_BATCH_EVENTS` is as long as it gets. None is always right: then it is read.
     """
 
     high_water_mark: int

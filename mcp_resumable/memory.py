@@ -29,6 +29,7 @@ from mcp_resumable.decision import (
 from mcp_resumable.eviction import EmptyStreams, EvictionOrder
 from mcp_resumable.ring import RingBuffer
 from mcp_resumable.storage import (
+    MAX_BATCH_EVENTS,
     AppendRefusedError,
     Batch,
     Retention,
@@ -198,7 +199,7 @@ class MemoryStorage(Storage):
         return Snapshot(
             generation=generation,
             claimed="current",
-            stream=_state_of(session, cursor.stream, newest),
+            stream=_state_of(session, cursor.stream, cursor.seq, newest),
             successor=successor,
         )
 
@@ -463,18 +464,21 @@ class _Session:
     empty: EmptyStreams[_Stream] = field(default_factory=EmptyStreams["_Stream"])
 
 
-def _state_of(session: _Session, claimed: StreamId, newest: _Stream | None) -> StreamState:
+def _state_of(session: _Session, claimed: StreamId, seq: int, newest: _Stream | None) -> StreamState:
     stream = session.streams.get(claimed.ordinal)
     if stream is not None:
         if stream.id != claimed:
             return NeverOpened()
         ring = stream.ring
-        return Retained(
+        state = Retained(
             high_water_mark=ring.high_water_mark,
             replay_floor=ring.replay_floor,
             last_hole=ring.last_hole,
             is_terminal=stream.is_terminal,
         )
+        if stream.is_terminal and ring.replay_floor <= seq and 0 < ring.high_water_mark - seq <= MAX_BATCH_EVENTS:
+            state.rest = ring.after(seq, MAX_BATCH_EVENTS)
+        return state
     if claimed.ordinal >= session.next_ordinal:
         return NeverOpened()
     return Superseded() if newest is not None and newest.id.ordinal > claimed.ordinal else Dropped()

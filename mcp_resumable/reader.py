@@ -8,7 +8,7 @@ an event is sent when all before it were, and a place that cannot be told ends t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -28,16 +28,13 @@ from mcp_resumable.ledger import Ledger
 from mcp_resumable.rejection import answer_text, marker_text
 from mcp_resumable.session import Connection, ResumeGate, SessionBinding
 from mcp_resumable.shared import digest_of
-from mcp_resumable.storage import AppendRefusedError, Batch, Storage
+from mcp_resumable.storage import MAX_BATCH_EVENTS, AppendRefusedError, Batch, Storage
 from mcp_resumable.writer import Writer, known
 
 __all__ = ["Reader", "SendEvent"]
 
 SendEvent = Callable[[str, str | None], Awaitable[None]]
 """Sends one event: its JSON text, and its event id or None."""
-
-# Events read at a time while replaying: bounds what a slow reader holds in memory beside the storage.
-_BATCH_EVENTS = 128
 
 # How long the end of a connection may wait for a storage.
 _LAST_NOTE_SECONDS = 1.0
@@ -130,7 +127,8 @@ class Reader:
             decision, snapshot = await self._decide(binding, event_id, cursor)
             tail = None
             if isinstance(decision, Resume):
-                rest = _rest_of(snapshot)
+                state = known(snapshot).stream
+                rest = state.rest if isinstance(state, Retained) else None
                 tail = await self._begin(binding, event_id, decision.cursor, gate, send, rest)
             if tail is not None and self._shared is not None and (tail.batch is None or tail.connection.is_closed):
                 # Another worker may have given the session up, which a snapshot does not tell.
@@ -245,7 +243,7 @@ class Reader:
         cursor: EventCursor,
         gate: ResumeGate,
         send: SendEvent,
-        rest: Batch | None = None,
+        rest: Sequence[bytes | None] | None = None,
     ) -> _Tail:
         """Make a connection the one consumer of a stream, and read what it is to send first, where that is not known.
 
@@ -268,7 +266,7 @@ class Reader:
                 known(binding.session_id), cursor.stream, announcement.on_ranked, announcement.on_failed
             )
         if rest is not None:
-            tail.batch = rest
+            tail.batch = Batch(rest, is_terminal=True)
             return tail
         try:
             tail.batch = await self._read(binding, tail)
@@ -281,7 +279,7 @@ class Reader:
 
     def _read(self, binding: SessionBinding, tail: _Tail) -> Awaitable[Batch | None]:
         session_id = known(binding.session_id)
-        return self.storage.read(session_id, tail.generation, tail.stream, tail.seq, _BATCH_EVENTS)
+        return self.storage.read(session_id, tail.generation, tail.stream, tail.seq, MAX_BATCH_EVENTS)
 
     async def _follow(self, binding: SessionBinding, tail: _Tail) -> None:
         """Send what follows, each event once and in order, until the answer or until it would skip one."""
@@ -419,10 +417,3 @@ class Reader:
             if binding.changes == changes:
                 return snapshot
         raise StorageUnavailableError(event_id)
-
-
-def _rest_of(snapshot: Snapshot | None) -> Batch | None:
-    """Return what a snapshot has brought along."""
-    if snapshot is None or not isinstance(snapshot.stream, Retained) or snapshot.stream.rest is None:
-        return None
-    return Batch(snapshot.stream.rest, is_terminal=True)

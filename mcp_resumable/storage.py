@@ -38,6 +38,7 @@ else:
     from typing_extensions import Self
 
 __all__ = [
+    "MAX_BATCH_EVENTS",
     "AppendRefusedError",
     "Batch",
     "Retention",
@@ -46,6 +47,10 @@ __all__ = [
     "StreamDescription",
     "new_nonce",
 ]
+
+MAX_BATCH_EVENTS = 128
+"""Events that a reader asks for at a time, and as many as a snapshot brings along at most: what a slow client's
+connection holds in memory beside the storage."""
 
 _NONCE_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _NONCE_LENGTH = 12  # log2(36) * 12 = 62 bits; design floor: 60

@@ -135,7 +135,8 @@ class Writer:
 
     async def settle(self, binding: SessionBinding) -> None:
         """Tell the storage of the events that it missed, so that a snapshot shows them as holes."""
-        await self.end_what_is_over()
+        if self.over:
+            await self.end_what_is_over()
         if binding.status != "unclaimed" and not binding.unsettled:
             return
         async with binding.lock:

@@ -12,7 +12,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from mcp_resumable.storage import Retention
+from mcp_resumable.storage import MAX_BATCH_EVENTS, Retention
 
 __all__ = ["Scripts"]
 
@@ -39,7 +39,7 @@ class Scripts:
             f"local MAX_EVENTS, MAX_BYTES, MAX_SESSION_BYTES, MAX_TOTAL_BYTES, MAX_SESSIONS = {retention.max_events}, "
             f"{retention.max_bytes}, {retention.max_session_bytes}, {retention.max_total_bytes}, "
             f"{retention.max_sessions}\n"
-            f"local MAX_REMEMBERED = {_MAX_REMEMBERED_GENERATIONS}\n"
+            f"local MAX_REMEMBERED, MAX_REST = {_MAX_REMEMBERED_GENERATIONS}, {MAX_BATCH_EVENTS}\n"
         )
         self._sources: dict[tuple[str, bool], tuple[str, str]] = {}
         self._idle: list[Any] = []

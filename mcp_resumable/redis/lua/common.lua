@@ -2,6 +2,8 @@
 --   P                    prefix of every key, with the hash tag that keeps them in one slot
 --   IDLE, COMPLETED      retention, milliseconds
 --   MAX_EVENTS, MAX_BYTES, MAX_SESSION_BYTES, MAX_TOTAL_BYTES, MAX_SESSIONS
+--   MAX_REMEMBERED       earlier generations of a session whose nonces are kept
+--   MAX_REST             places that a snapshot brings along
 --   FORKS                whether INFO may be asked for the server's replication id
 -- ARGV[1] is added to the server's clock, milliseconds; 0 but in tests.
 --

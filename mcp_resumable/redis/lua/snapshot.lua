@@ -5,9 +5,6 @@
 -- answer where that is retained and they are few, else '', and the newest stream of the request with where its call
 -- began; '' where there is none.
 
--- As many as a reader asks for at a time.
-local MAX_REST = 128
-
 local function rest_of(s, seq)
   if not s or s.drop_at == 0 or seq < s.floor or seq < s.hole or seq >= s.mark or s.mark - seq > MAX_REST then
     return ''
