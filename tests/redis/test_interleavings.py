@@ -24,13 +24,17 @@ NEVER = 600.0
 """Seconds of a lease that no pulse renews within a test."""
 
 
-def hold(storage: RedisStorage, operation: str) -> Trap:
-    """Hold the next call of a storage's operation, before it takes effect."""
+def hold(storage: RedisStorage, operation: str, *, answered: bool = False) -> Trap:
+    """Hold the next call of a storage's operation, before it takes effect, or when it is `answered`."""
     trap = Trap(None)
     original = getattr(storage, operation)
 
     async def held(*arguments: Any, **options: Any) -> Any:
         setattr(storage, operation, original)
+        if answered:
+            answer = await original(*arguments, **options)
+            await trap.spring()
+            return answer
         await trap.spring()
         return await original(*arguments, **options)
 
@@ -211,6 +215,65 @@ async def test_a_session_that_ends_while_a_visitor_decides_is_not_found(redis_se
                 assert (await client.delete()).status == 200
                 trap.release()
             assert responses[0].status == 404
+
+
+async def move(c: Crew, session_id: str) -> None:
+    """Begin a new generation, at the worker that does not serve the session."""
+    await c.workers[1].store.advance_generation(session_id)
+
+
+async def end(c: Crew, session_id: str) -> None:
+    """End the session, at the worker that does not serve it."""
+    await c.workers[1].store.end_session(session_id)
+
+
+@pytest.mark.parametrize("supersede", [move, end])
+async def test_the_rest_of_a_complete_call_is_served_whole_as_of_its_snapshot(
+    redis_server: Server, supersede: Callable[[Crew, str], Awaitable[None]]
+) -> None:
+    """It is in hand by then, and nothing tells a visitor: all of it, not a part, and nothing of what came after."""
+    async with crew(redis_server, 3) as c, session(c.workers[0]) as client, at(client, c.workers[2]) as there:
+        frames = await (await client.call("count", 7, n=3)).rest()
+        ids = [frame.id or "" for frame in frames]
+        trap = hold(c.storages[2], "_snapshot", answered=True)
+        responses: list[Response] = []
+
+        async def resume() -> None:
+            responses.append(await there.get(ids[1]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(resume)
+            await trap.until_reached()
+            await supersede(c, client.sid)
+            trap.release()
+        assert [frame.id for frame in await responses[0].rest()] == ids[1:]
+        assert (await there.get(ids[1])).status == (409 if supersede is move else 404)
+
+
+@pytest.mark.parametrize("supersede", [move, end])
+async def test_the_rest_of_a_complete_call_is_refused_where_the_owner_hears_before_it_begins(
+    redis_server: Server, supersede: Callable[[Crew, str], Awaitable[None]]
+) -> None:
+    """What was in hand was of a session that the worker knew to be over."""
+    async with crew(redis_server) as c, session(c.workers[0]) as client:
+        frames = await (await client.call("count", 7, n=3)).rest()
+        binding = c.workers[0].store.find_binding(client.sid)
+        assert binding is not None
+        changes = binding.changes
+        trap = hold(c.storages[0], "_snapshot", answered=True)
+        responses: list[Response] = []
+
+        async def resume() -> None:
+            responses.append(await client.get(frames[1].id))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(resume)
+            await trap.until_reached()
+            await supersede(c, client.sid)
+            with anyio.fail_after(10):
+                await until(lambda: binding.changes != changes)
+            trap.release()
+        assert responses[0].status == (409 if supersede is move else 404)
 
 
 async def test_two_moves_at_once_leave_the_owner_in_the_newest_generation(redis_server: Server) -> None:
