@@ -80,7 +80,14 @@ from mcp_resumable.decision import (
     Superseded,
     decide,
 )
-from mcp_resumable.storage import AppendRefusedError, Batch, Retention, SessionDescription, Storage
+from mcp_resumable.storage import (
+    MAX_BATCH_EVENTS,
+    AppendRefusedError,
+    Batch,
+    Retention,
+    SessionDescription,
+    Storage,
+)
 
 __all__ = ["StorageContract", "StorageHarness"]
 
@@ -853,6 +860,10 @@ class StorageContract(ABC):
             await stream.append(b"answer", is_terminal=True)
             for seq in range(5):
                 assert await stream.rest(seq) in (None, [*events[seq:], b"answer"]), seq
+            long = await stream.beside("long")
+            await long.append(*[b"x"] * MAX_BATCH_EVENTS, b"answer", is_terminal=True)
+            assert await long.rest(0) is None
+            assert await long.rest(1) in (None, [*[b"x"] * (MAX_BATCH_EVENTS - 1), b"answer"])
 
     async def test_a_description_tells_what_is_retained(self) -> None:
         """For people: each stream in order of opening, its marks, and how much of it is left."""

@@ -387,6 +387,17 @@ class TellsAllForTheRest(NaiveStorage):
         return state
 
 
+class TellsARestOfAnyLength(NaiveStorage):
+    """Holds as much beside the storage as a stream has, for each slow client."""
+
+    def _state(self, session_id: str, cursor: EventCursor) -> StreamState:
+        state = super()._state(session_id, cursor)
+        row = self._kept(session_id, cursor.generation, cursor.stream)
+        if isinstance(state, Retained) and row is not None and state.is_terminal:
+            return replace(state, rest=[each.event for each in self._events(row) if each.seq > cursor.seq])
+        return state
+
+
 class SkipsASeq(NaiveStorage):
     """Assigns each stream's tenth seq to nothing."""
 
@@ -637,6 +648,7 @@ CAUGHT_BY: dict[type[NaiveStorage], set[str]] = {
     },
     TellsARestThatIsNone: {"test_the_rest_of_a_stream_in_a_snapshot_is_what_a_read_returns"},
     TellsAllForTheRest: {"test_the_rest_of_a_stream_in_a_snapshot_is_what_a_read_returns"},
+    TellsARestOfAnyLength: {"test_the_rest_of_a_stream_in_a_snapshot_is_what_a_read_returns"},
     SkipsASeq: {
         "test_seqs_are_contiguous_from_1",
         # Those that append ten events or more to a stream.

@@ -606,6 +606,23 @@ def test_what_names_completed_streams_does_not_outlive_them() -> None:
     assert len(storage._completed) == 0
 
 
+def test_a_snapshot_tells_the_rest_of_a_complete_stream() -> None:
+    """A resume of it reads nothing more; where that is for nothing, none is told."""
+    storage = MemoryStorage(retention=Retention(max_events=3))
+    generation = run(storage.open_session("s"))
+    stream = run(storage.open_stream("s", generation, "call"))
+    run(storage.append("s", generation, stream, [b"a", b"b", b"c", b"answer"], is_terminal=True))
+
+    def rest(seq: int) -> object:
+        snapshot = run(storage.snapshot("s", EventCursor(generation, stream, seq)))
+        assert snapshot is not None
+        assert isinstance(snapshot.stream, Retained)
+        return snapshot.stream.rest
+
+    assert [rest(seq) for seq in (1, 2, 3)] == [[b"b", b"c", b"answer"], [b"c", b"answer"], [b"answer"]]
+    assert [rest(seq) for seq in (0, 4, 5)] == [None] * 3
+
+
 @pytest.mark.parametrize("ending", ["end", "advance", "reopen", "idle", "evict", "supersede", "complete"])
 def test_memory_is_given_back(ending: str) -> None:
     clock = Clock()
