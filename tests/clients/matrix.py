@@ -199,8 +199,10 @@ def _make_venv(environment: str, requirements: list[str]) -> None:
     directory = _directory(environment)
     with _made_once(directory, "\n".join([sys.version, *requirements])) as is_needed:
         if is_needed:
-            _call(sys.executable, "-m", "venv", "--clear", str(directory))
-            _call(str(_python(environment)), "-m", "pip", "install", "--quiet", *requirements)
+            _call(sys.executable, "-m", "venv", "--clear", "--without-pip", str(directory))
+            # The Makefile's one pip for all environments.
+            pip = [str(ROOT / ".venvs" / "pip" / "bin" / "python"), "-m", "pip", "--python", str(_python(environment))]
+            _call(*pip, "install", "--quiet", "--no-compile", *requirements)
 
 
 def _make_node() -> None:
