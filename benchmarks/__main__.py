@@ -34,7 +34,7 @@ _PARTS: dict[str, Callable[[Options], AsyncIterator[Figure]]] = {
     "workers": workers.run,
     "idle": idle.run,
 }
-# Each takes one to six minutes on two cores that nothing else uses; three times that where neighbours are loud.
+# Each takes one to five minutes on two cores that nothing else uses; three times that where neighbours are loud.
 _PART_SECONDS = 1_800.0
 
 
