@@ -324,6 +324,32 @@ async def test_resume_decided_just_before_an_advance_is_closed_by_it() -> None:
             assert await resumed.reason() == "generation_mismatch"
 
 
+@pytest.mark.parametrize("by", ["advance", "end", "newer resume"])
+async def test_rest_that_is_in_hand_is_not_sent_once_it_is_superseded(by: str) -> None:
+    """The snapshot has brought all of a complete call along: what a slow client has not been sent by then it is not."""
+    async with held() as (_, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a", "b")
+        tool.finish()
+        sent = await request.frames()
+        cursor = sent[0].id
+        resumed = client.get(cursor)
+        resumed.freeze()
+        await wait_all_tasks_blocked()
+        assert not resumed.started.is_set()
+        if by == "advance":
+            await store.advance_generation(client.session_id)
+        elif by == "end":
+            await store.end_session(client.session_id)
+        else:
+            newer = client.get(cursor)
+            assert await newer.frames() == sent
+        resumed.thaw()
+        assert [(frame.id, frame.data) for frame in await resumed.frames()] == [(cursor, "")]
+        assert (resumed.status, resumed.is_complete) == (200, True)
+
+
 async def test_tail_that_waits_is_closed_by_an_advance() -> None:
     async with held() as (storage, store, _, client):
         request = await client.call()
