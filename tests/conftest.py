@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 
@@ -34,12 +35,17 @@ _FOR_ANY_SDK = [
 def pytest_configure(config: pytest.Config) -> None:
     if version("mcp").startswith("1.29."):
         # That SDK leaves the reading end of a resumed stream open; later ones close it.
-        for ignored in (
-            "ignore:Unclosed <MemoryObjectReceiveStream:ResourceWarning",
-            "ignore:Exception ignored in. <function MemoryObjectReceiveStream.__del__"
-            ":pytest.PytestUnraisableExceptionWarning",
+        for message, category, name in (
+            ("Unclosed <MemoryObjectReceiveStream", ResourceWarning, "ResourceWarning"),
+            (
+                "Exception ignored in. <function MemoryObjectReceiveStream.__del__",
+                pytest.PytestUnraisableExceptionWarning,
+                "pytest.PytestUnraisableExceptionWarning",
+            ),
         ):
-            config.addinivalue_line("filterwarnings", ignored)
+            config.addinivalue_line("filterwarnings", f"ignore:{message}:{name}")
+            # What the collector finds after the last test meets the filters that were read before this.
+            warnings.filterwarnings("ignore", message, category)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

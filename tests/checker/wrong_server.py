@@ -6,18 +6,15 @@ It is raw ASGI, so that nothing stands between a fault and the wire.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import uuid4
 
-import anyio
-import uvicorn
+from tests import in_loop
 
 __all__ = ["ALL_CHECKS_PASS", "WRONGS", "Request", "WrongServer", "serving"]
 
@@ -559,39 +556,15 @@ class WrongServer:
 async def serving(
     app: Any, *, send_buffer: int | None = None, lifespan: Literal["on", "off"] = "off"
 ) -> AsyncIterator[int]:
-    """Serve an ASGI app in this event loop; give its port.
-
-    Args:
-        app: The app; a `WrongServer` is told its port.
-        send_buffer: Of the kernel, for each connection; None: the kernel's own.
-        lifespan: Whether the app has one.
-    """
-    listener = socket.create_server(("127.0.0.1", 0))
-    if send_buffer is not None:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    config = uvicorn.Config(app, log_level="critical", lifespan=lifespan)
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    # `Server.serve` without its main loop: that one polls for signals, which belong to the test run here.
-    await server.startup(sockets=[listener])
-    port: int = listener.getsockname()[1]
-    if isinstance(app, WrongServer):
-        app.port = port
-    try:
-        yield port
-    finally:
+    """Serve an ASGI app in this event loop; give its port, which a `WrongServer` is told, too."""
+    # It may never answer, and it may fail.
+    async with in_loop.serving(
+        app, lifespan=lifespan, send_buffer=send_buffer, patience=0.0, log_level="critical"
+    ) as port:
         if isinstance(app, WrongServer):
-            app.stop()
-        with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-            for listening in server.servers:
-                listening.close()
-            for connection in list(server.server_state.connections):
-                connection.shutdown()
-                if (transport := getattr(connection, "transport", None)) is not None:
-                    transport.abort()
-            for task in list(server.server_state.tasks):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
-            await server.lifespan.shutdown()
+            app.port = port
+        try:
+            yield port
+        finally:
+            if isinstance(app, WrongServer):
+                app.stop()

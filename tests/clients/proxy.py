@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from tests.in_loop import stop_listening
+
 __all__ = ["CuttingProxy", "Kind", "cutting_proxy"]
 
 Kind = Literal["call", "standalone"]
@@ -128,10 +130,10 @@ class CuttingProxy:
             finally:
                 self._links.discard(link)
                 server_writer.close()
-                writer.close()
         except asyncio.CancelledError:
             pass  # The proxy is being closed; the stream protocol of asyncio has no use for the news.
         finally:
+            writer.close()
             self._tasks.discard(task)
 
     async def _forward_requests(self, reader: asyncio.StreamReader, link: _Link) -> None:
@@ -203,5 +205,5 @@ async def cutting_proxy(server_port: int) -> AsyncIterator[CuttingProxy]:
     try:
         yield proxy
     finally:
-        listener.close()
+        await stop_listening([listener])
         await proxy.close()

@@ -54,12 +54,13 @@ class Proxy:
 
     async def serve(self, client: SocketStream) -> None:
         """Forward one connection."""
-        await self.passing.wait()
-        async with client, await anyio.connect_tcp("127.0.0.1", self._server_port) as server:
-            share: list[int | None] = [None]
-            async with anyio.create_task_group() as directions:
-                directions.start_soon(self._forward_requests, client, server, share, directions.cancel_scope)
-                directions.start_soon(self._forward_responses, client, server, share, directions.cancel_scope)
+        async with client:
+            await self.passing.wait()
+            async with await anyio.connect_tcp("127.0.0.1", self._server_port) as server:
+                share: list[int | None] = [None]
+                async with anyio.create_task_group() as directions:
+                    directions.start_soon(self._forward_requests, client, server, share, directions.cancel_scope)
+                    directions.start_soon(self._forward_responses, client, server, share, directions.cancel_scope)
 
     async def _forward_requests(
         self, client: SocketStream, server: SocketStream, share: list[int | None], scope: anyio.CancelScope

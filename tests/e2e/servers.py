@@ -16,20 +16,18 @@ import asyncio
 import contextlib
 import importlib
 import importlib.util
-import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import anyio
-import anyio.lowlevel
-import uvicorn
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from mcp_resumable import ResumableEventStore
+from tests.in_loop import serving
 
-__all__ = ["IS_V1", "MANAGED_WAYS", "Call", "Hold", "RunningServer", "Stage", "Way", "serve", "until"]
+__all__ = ["IS_V1", "MANAGED_WAYS", "Call", "Hold", "RunningServer", "Stage", "Way", "serve"]
 
 Way = Literal["fastmcp", "starlette", "fastapi"]
 MANAGED_WAYS: tuple[Way, ...] = ("fastmcp", "starlette", "fastapi")
@@ -301,44 +299,12 @@ async def serve(way: Way, store: ResumableEventStore, **options: Any) -> AsyncIt
     """
     stage = Stage(store)
     app, path = app_of(way, stage, options)
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning")
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    # `Server.serve` without its main loop: that one polls for signals, which belong to the test run here.
-    await server.startup(sockets=[listener])
-    try:
-        yield RunningServer(listener.getsockname()[1], path, store, stage)
-    finally:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-            await stage.release()
-            await _stop(server)
-
-
-async def _stop(server: uvicorn.Server) -> None:
-    """Do what `Server.shutdown` does, without its sleeps: the clients are gone, so requests end by themselves."""
-    for listening in server.servers:
-        listening.close()
-    for connection in list(server.server_state.connections):
-        connection.shutdown()
-    if server.server_state.tasks:
-        await asyncio.wait(server.server_state.tasks, timeout=2)
-    await server.lifespan.shutdown()
-    # Before the loop ends, so that no transport is left to the garbage collector. What was accepted last is made
-    # a connection in the loop's next turns.
-    for _ in range(3):
-        await anyio.lowlevel.checkpoint()
-    for connection in list(server.server_state.connections):
-        if (transport := getattr(connection, "transport", None)) is not None:
-            transport.abort()
-    await until(lambda: not server.server_state.connections)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells of; to be used under `fail_after`."""
-    while not condition():  # noqa: ASYNC110  # there is no event
-        await anyio.sleep(0.005)
+    async with serving(app) as port:
+        try:
+            yield RunningServer(port, path, store, stage)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stage.release()
 
 
 def app_of(way: Way, stage: Stage, options: dict[str, Any]) -> tuple[Any, str]:
@@ -417,7 +383,7 @@ def _low_level_server(stage: Stage) -> Any:
 
 
 def main() -> None:
-    """Run the way `run`: `servers.py PORT [status|stream]`."""
+    """Run the way `run`: `python -m tests.e2e.servers PORT [status|stream]`."""
     port = int(sys.argv[1])
     rejection: Literal["status", "stream"] = "stream" if "stream" in sys.argv[2:] else "status"
     store = ResumableEventStore(rejection=rejection)

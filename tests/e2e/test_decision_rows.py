@@ -433,9 +433,9 @@ async def test_run_owns_its_process_and_decides_alike() -> None:
     """`mcp.run("streamable-http")` builds its app, its session manager and its server by itself."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    program = Path(__file__).with_name("servers.py")
     process = await anyio.open_process(
-        [sys.executable, str(program), str(port)],
+        [sys.executable, "-m", "tests.e2e.servers", str(port)],
+        cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -18,9 +18,10 @@ import pytest
 
 from mcp_resumable import MemoryStorage, ResumableEventStore, Retention
 from mcp_resumable.session import Connection
+from tests.in_loop import until
 
 from .raw_client import CutError, Frame, RawClient, Response, session
-from .servers import Call, Hold, RunningServer, serve, until
+from .servers import Call, Hold, RunningServer, serve
 
 pytestmark = pytest.mark.anyio
 

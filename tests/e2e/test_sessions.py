@@ -12,9 +12,10 @@ import anyio
 import pytest
 
 from mcp_resumable import ResumableEventStore, Retention
+from tests.in_loop import until
 
 from .raw_client import LATEST, RawClient, Response, session
-from .servers import IS_V1, RunningServer, Way, serve, until
+from .servers import IS_V1, RunningServer, Way, serve
 from .storages import ScriptedStorage
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,10 @@ import anyio
 import pytest
 
 from mcp_resumable import MemoryStorage, ResumableEventStore, Retention
+from tests.in_loop import until
 
 from .raw_client import RawClient, session
-from .servers import RunningServer, Way, serve, until
+from .servers import RunningServer, Way, serve
 
 pytestmark = pytest.mark.anyio
 

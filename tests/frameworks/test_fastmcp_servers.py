@@ -6,10 +6,8 @@ back until it is over. Every guarantee must hold all the same, so these run agai
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import logging
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,12 +15,12 @@ from typing import Any
 
 import anyio
 import pytest
-import uvicorn
 
 from mcp_resumable import MemoryStorage, ResumableEventStore, Retention
 
 from ..e2e.raw_client import RawClient, Response, session
-from ..e2e.servers import TOOLS, Arguments, Call, RunningServer, Stage, Tool, until
+from ..e2e.servers import TOOLS, Arguments, Call, RunningServer, Stage, Tool
+from ..in_loop import serving, until
 
 pytest.importorskip(
     "fastmcp",
@@ -84,25 +82,12 @@ def as_function(stage: Stage, name: str, tool: Tool) -> Any:
 async def serve_framework(store: ResumableEventStore, **options: Any) -> AsyncGenerator[RunningServer]:
     """Serve the tools of the end-to-end tests in this event loop."""
     stage = Stage(store)
-    app = app_of(stage, options)
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning")
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    await server.startup(sockets=[listener])
-    try:
-        yield RunningServer(listener.getsockname()[1], "/mcp", store, stage)
-    finally:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-            await stage.release()
-            for listening in server.servers:
-                listening.close()
-            for connection in list(server.server_state.connections):
-                connection.shutdown()
-            if server.server_state.tasks:
-                await asyncio.wait(server.server_state.tasks, timeout=2)
-            await server.lifespan.shutdown()
+    async with serving(app_of(stage, options)) as port:
+        try:
+            yield RunningServer(port, "/mcp", store, stage)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await stage.release()
 
 
 @dataclass(frozen=True)

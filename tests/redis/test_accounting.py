@@ -12,7 +12,7 @@ from mcp_resumable import Generation, Retention
 from mcp_resumable.cursor import STANDALONE, StreamId
 from mcp_resumable.redis import RedisStorage
 from mcp_resumable.storage import AppendRefusedError
-from tests.e2e.servers import until
+from tests.in_loop import until
 from tests.redis.recount import recount
 from tests.redis.server import Server
 from tests.redis.storages import fresh_prefix, opened

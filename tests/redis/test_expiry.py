@@ -8,7 +8,7 @@ import pytest
 from mcp_resumable import Retention
 from mcp_resumable.redis import RedisStorage
 from tests.e2e.raw_client import session
-from tests.e2e.servers import until
+from tests.in_loop import until
 from tests.redis.server import Server
 from tests.redis.storages import Log, fresh_prefix, opened
 from tests.redis.workers import TIMEOUT, at, crew

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from tests.e2e.raw_client import RawClient, Response, session
-from tests.e2e.servers import until
+from tests.in_loop import until
 from tests.redis.proxy import Proxy, proxied
 from tests.redis.server import Server, serving
 from tests.redis.workers import TIMEOUT, Crew, answered, at, crew, new_call, refusal_of

@@ -12,8 +12,9 @@ from mcp_resumable.redis import RedisStorage
 from mcp_resumable.redis.pulse import Pulse
 from mcp_resumable.storage import StreamDescription
 from tests.e2e.raw_client import LATEST, RawClient, Response, session
-from tests.e2e.servers import serve, until
+from tests.e2e.servers import serve
 from tests.held_storage import Trap
+from tests.in_loop import until
 from tests.redis.server import Server
 from tests.redis.storages import fresh_prefix, opened
 from tests.redis.workers import Crew, at, crew

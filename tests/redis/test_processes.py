@@ -23,7 +23,8 @@ from mcp_resumable import EventCursor
 from mcp_resumable.redis import RedisStorage
 from mcp_resumable.storage import AppendRefusedError
 from tests.e2e.raw_client import CutError, Frame, RawClient, Response, session
-from tests.e2e.servers import RunningServer, until
+from tests.e2e.servers import RunningServer
+from tests.in_loop import until
 from tests.redis.history import End, History, Reading, check, digest_of
 from tests.redis.processes import START_SECONDS, WorkerProcess, WorkerProcesses, worker_processes
 from tests.redis.server import Server

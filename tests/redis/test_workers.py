@@ -11,7 +11,8 @@ import pytest
 
 from mcp_resumable import ResumableEventStore
 from tests.e2e.raw_client import RawClient, Response, session
-from tests.e2e.servers import serve, until
+from tests.e2e.servers import serve
+from tests.in_loop import until
 from tests.redis.server import Server
 from tests.redis.workers import at, crew, new_call
 
