@@ -365,7 +365,7 @@ async def test_an_owner_that_hears_of_its_end_while_it_reads_refuses_the_resume(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(resume)
             await trap.until_reached()
-            c.delete(f"w:{c.storages[0].worker_id}")
+            c.expire_lease(0)
             assert await c.storages[1].abandon_session(client.sid)
             await until(lambda: binding.status == "evicted")
             trap.release()

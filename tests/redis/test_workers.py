@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from mcp_resumable import ResumableEventStore
+from mcp_resumable.redis.pulse import Pulse
 from tests.e2e.raw_client import RawClient, Response, session
 from tests.e2e.servers import serve
 from tests.in_loop import until
@@ -271,7 +272,7 @@ async def test_a_dead_owner_is_told_to_who_resumes(redis_server: Server, rejecti
         _, ids = await held(client)
         standalone = await client.get()
         place = (await standalone.event()).id
-        c.delete(f"w:{c.storages[0].worker_id}")
+        c.expire_lease(0)
         # What is complete can still be had, before the session is given up and after.
         assert (await (await there.get(answered[0])).rest())[-1].is_answer
         for _ in range(2):
@@ -284,7 +285,7 @@ async def test_a_dead_owner_is_told_to_who_resumes(redis_server: Server, rejecti
         assert (await (await there.get(answered[0])).rest())[-1].is_answer
         assert await reason_of(await there.get(place), 404) == "session_not_found"
         # It lives after all: what was given up stays given up, and it can go on with a new request.
-        await c.storages[0]._pulse._renew_lease()
+        await Pulse._renew_lease(c.storages[0]._pulse)
         hold = await c.workers[0].hold("7")
         await hold.progress(4)
         refusal = await there.get(ids[3])

@@ -49,6 +49,16 @@ class Crew:
         with self.redis.client() as client:
             assert client.delete(f"{{{self.prefix}}}:{key}") == 1
 
+    def expire_lease(self, worker: int) -> None:
+        """Have a worker taken for dead: its lease is gone, and no pulse of it renews it meanwhile."""
+        pulse = self.storages[worker]._pulse
+        pulse._renew_lease = _nothing  # type: ignore[method-assign]
+        self.delete(f"w:{self.storages[worker].worker_id}")
+
+
+async def _nothing() -> None:
+    """Stands for a pulse that does not come."""
+
 
 def at(client: RawClient, worker: Endpoint) -> RawClient:
     """Return the same client as it reaches another worker."""
