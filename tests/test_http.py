@@ -268,7 +268,8 @@ async def test_reader_that_stops_reading_costs_its_own_connection() -> None:
         gone.append(await receive())
 
     gone: list[Message] = []
-    layer, store, _kept = await opened(app, ResumableEventStore(send_timeout=0.01))
+    layer, store, _kept = await opened(app, ResumableEventStore())
+    store.send_timeout = 0.2  # Of the requests from now on.
     body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "ping"}).encode()
     request = Request("POST", {"mcp-session-id": SESSION_ID}, body)
     async with anyio.create_task_group() as task_group:

@@ -186,8 +186,9 @@ async def test_storage_fault_is_counted(collector: Collector) -> None:
 
 
 async def test_stalled_reader_is_counted(collector: Collector) -> None:
-    async with hosting(ResumableEventStore(send_timeout=0.01)) as host:
+    async with hosting(ResumableEventStore()) as host:
         client = await host.open()
+        host.store.send_timeout = 0.2  # Of the requests from now on.
         request = await client.call()
         request.freeze()
         await client.tool().emit("a")

@@ -48,7 +48,6 @@ class Frame:
     event: str | None = None
     data: str | None = None
     retry: str | None = None
-    comment: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Frame:
@@ -57,8 +56,7 @@ class Frame:
         for line in text.splitlines():
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
-            key = name or "comment"
-            fields[key] = f"{fields[key]}\n{value}" if key in fields else value
+            fields[name] = f"{fields[name]}\n{value}" if name in fields else value
         return cls(**fields)
 
     @property
@@ -127,18 +125,20 @@ class Response:
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     async def frame(self) -> Frame | None:
-        """Return the next frame; None at the clean end of the response.
+        """Return the next frame; None at the clean end of the response. Keep-alives are passed over.
 
         Raises:
             CutError: When the connection ended without that end.
         """
-        while (end := _END_OF_FRAME.search(self._body)) is None:
-            if not await self._more_body():
-                assert not self._body, f"the stream ended within a frame: {bytes(self._body)!r}"
-                return None
-        text = self._body[: end.start()].decode()
-        del self._body[: end.end()]
-        return Frame.parse(text)
+        while True:
+            while (end := _END_OF_FRAME.search(self._body)) is None:
+                if not await self._more_body():
+                    assert not self._body, f"the stream ended within a frame: {bytes(self._body)!r}"
+                    return None
+            text = self._body[: end.start()].decode()
+            del self._body[: end.end()]
+            if not text.startswith(":"):
+                return Frame.parse(text)
 
     async def event(self) -> Frame:
         """Return the next frame, which must be there."""

@@ -418,8 +418,6 @@ class Reading:
             ViolationError: When it must not be here.
             RefusedError: When it ends the call with a reason.
         """
-        if frame.comment is not None:
-            return
         self.frames += 1
         message = frame.message if frame.is_message else None
         if message is None:
