@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup
 from mcp_resumable import ResumableEventStore
 from tests.held_storage import SharedHeldStorage
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 30.0
 """Longest wait for anything in a test; never an assertion about speed."""
 
 HEADERS = {

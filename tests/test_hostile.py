@@ -193,6 +193,7 @@ def check_refusal(request: RawRequest, value: bytes, session_id: str, generation
     return reason
 
 
+@pytest.mark.no_cover
 def test_ten_thousand_hostile_cursors_are_each_refused_with_a_reason_and_one_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

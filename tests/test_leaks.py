@@ -278,6 +278,7 @@ async def test_nothing_is_left_of_sessions_that_were_abandoned_and_ended_by_the_
         await check_nothing_is_left(host, baseline, bindings, clock)
 
 
+@pytest.mark.no_cover
 async def test_memory_is_flat_over_many_sessions() -> None:
     """What was held after a quarter of the sessions is held after all of them."""
     clock = Clock()

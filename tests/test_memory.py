@@ -360,6 +360,7 @@ def test_accounting_is_exact_after_thousands_of_operations(seed: int) -> None:
     assert model.storage.evicted_events > 1_000
 
 
+@pytest.mark.no_cover
 @given(
     seed=st.integers(0, 2**32),
     max_events=st.sampled_from([1, 10, 1_000]),

@@ -111,6 +111,7 @@ def test_evicted_event_is_not_held_any_more() -> None:
     assert b"first" not in slots_of(ring)
 
 
+@pytest.mark.no_cover
 def test_a_million_appends_with_eviction_do_not_grow_the_ring() -> None:
     ring = ring_of(*[b"x"] * 10)
     most = 0

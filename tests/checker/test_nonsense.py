@@ -18,7 +18,7 @@ from .wrong_server import Request, WrongServer, serving
 
 pytestmark = pytest.mark.anyio
 
-TIMEOUT_SECONDS = 30
+TIMEOUT_SECONDS = 60
 LIMITS = Limits(
     timeout_seconds=1.5,
     silence_seconds=0.3,

@@ -27,7 +27,7 @@ from .storages import STORAGES, ScriptedStorage
 
 pytestmark = pytest.mark.anyio
 
-TIMEOUT = 15
+TIMEOUT = 60
 
 
 @dataclass(frozen=True)

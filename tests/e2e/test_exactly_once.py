@@ -85,10 +85,11 @@ async def test_1500_events_over_25_cut_connections(seed: int) -> None:
             assert server.store.stats().open_tails == 0
 
 
+@pytest.mark.no_cover
 async def test_100_sessions_with_equal_request_ids_never_meet() -> None:
     """Two sessions that share a store collide on request id "1" in the SDK."""
     print(f"seed {SEED}")  # noqa: T201  # shown where the test fails
-    with anyio.fail_after(50):
+    with anyio.fail_after(150):
         async with serve("starlette", ResumableEventStore()) as server:
 
             async def use_a_session(number: int) -> None:

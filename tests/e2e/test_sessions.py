@@ -20,7 +20,7 @@ from .storages import ScriptedStorage
 
 pytestmark = pytest.mark.anyio
 
-TIMEOUT = 15
+TIMEOUT = 60
 
 
 @asynccontextmanager

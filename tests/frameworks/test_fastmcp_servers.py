@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The logging capability is deprecated"),
 ]
 
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 60
 
 
 @pytest.fixture

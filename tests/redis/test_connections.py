@@ -20,7 +20,7 @@ from tests.redis.storages import Log, answering, fresh_prefix, opened
 
 pytestmark = pytest.mark.anyio
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 
 async def test_an_append_whose_acknowledgement_is_cut_is_stored_once(redis_server: Server) -> None:

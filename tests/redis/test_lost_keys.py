@@ -20,7 +20,7 @@ from tests.redis.storages import Log, fresh_prefix, opened
 
 pytestmark = pytest.mark.anyio
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 RETENTION = Retention(max_events=50, max_bytes=20_000, max_session_bytes=40_000, max_total_bytes=80_000, max_sessions=5)
 

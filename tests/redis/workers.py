@@ -18,7 +18,7 @@ from tests.redis.server import Server
 
 __all__ = ["TIMEOUT", "Crew", "answered", "at", "crew", "new_call", "refusal_of"]
 
-TIMEOUT = 20
+TIMEOUT = 60
 
 _numbers = itertools.count()
 
