@@ -71,8 +71,8 @@ test: test-$(SDK)
 options_1.29.1 := --ignore=tests/redis/test_processes.py --ignore=tests/redis/test_demo_cluster.py
 options_2.0.0 := $(options_1.29.1)
 
-# More than there are cores on a small machine: tests of servers and of time-outs wait more than they work.
-parallel := --numprocesses=3 --dist=worksteal
+# A process for each core, and whoever is done takes from the others.
+parallel := --numprocesses=auto --dist=worksteal
 
 # Coverage, which takes a third of the time, is that of one SDK version: what is written for the 1.x line is little.
 coverage_2 := --cov --cov-report= --cov-fail-under=0

@@ -27,6 +27,11 @@ __all__ = ["Outbox"]
 # Between two writes: a picture of a film lasts longer. Less saves less where many calls are busy, whose events are then
 # several milliseconds apart each.
 _GAP_SECONDS = 0.03
+# The busier the loop, the further apart are the events of each call: an event is made in about four of its turns, and
+# four events share a write in a gap that is longer by this many times what the loop was late. No longer than what a
+# person takes for at once.
+_LATENESS = 16
+_MAX_GAP_SECONDS = 0.1
 
 # What may wait; then it is written, and whoever puts more in waits for that.
 _MAX_FRAMES = 64
@@ -63,6 +68,7 @@ class Outbox:
         self._size = 0
         self._has_begun = False
         self._written_at = -math.inf
+        self._gap = _GAP_SECONDS
         # Held while frames are taken out and written. There is none, and no task, before a frame has to wait.
         self._lock: anyio.Lock | None = None
         # Set by the next frame that has to wait.
@@ -81,7 +87,7 @@ class Outbox:
         frame: bytes = message["body"]
         unstored = self._pipeline.claim(frame) if self._pipeline is not None else None
         now = self._clock()
-        is_due = now - self._written_at >= _GAP_SECONDS
+        is_due = now - self._written_at >= self._gap
         if is_due and unstored is None and not self._frames and (self._lock is None or not self._lock.locked()):
             await self._write(message)
             # The first one begins no gap: it may be a mere cursor, and the next one the first that says anything.
@@ -130,9 +136,10 @@ class Outbox:
     async def _run(self, lock: anyio.Lock) -> None:
         while self._failure is None:
             # Also where nothing waits yet: mostly something does by then, and this costs less than to be told.
-            gap = self._written_at + _GAP_SECONDS - self._clock()
-            if gap > 0:
-                await anyio.sleep(gap)
+            due = self._written_at + self._gap
+            if (seconds := due - self._clock()) > 0:
+                await anyio.sleep(seconds)
+                self._gap = min(_GAP_SECONDS + _LATENESS * (self._clock() - due), _MAX_GAP_SECONDS)
             elif not self._frames:
                 self._filled = anyio.Event()
                 await self._filled.wait()

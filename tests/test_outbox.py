@@ -119,6 +119,35 @@ async def test_frames_that_come_one_by_one_are_written_at_once() -> None:
         assert outbox._lock is None  # Nor was there need for a task.
 
 
+@pytest.mark.parametrize(("late", "gap"), [(0.0, 0.03), (0.002, 0.062), (60.0, 0.1)])
+async def test_gap_is_longer_where_the_loop_is_late_and_bounded(
+    late: float, gap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The busier a server is, the more events of a call are to share a write."""
+    now, gaps = 100.0, []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        gaps.append(seconds)
+        await anyio.lowlevel.checkpoint()
+        now += seconds + late + 1e-9
+
+    monkeypatch.setattr("mcp_resumable.outbox.anyio.sleep", sleep)
+    server = Server()
+    async with outbox_to(server, clock=lambda: now) as (outbox, _, _):
+        await put(outbox, b"cursor", b"a", b"b")
+        await wait_all_tasks_blocked()
+        assert gaps[:2] == pytest.approx([0.03, gap], abs=1e-6)
+        now += 1.0
+        await put(outbox, b"c")
+        now += gap + 0.001
+        await put(outbox, b"d")
+        assert server.written[3:] == [b"c", b"d"]
+        now += gap - 0.001
+        await put(outbox, b"waits")
+        assert server.written[5:] == []
+
+
 @pytest.mark.usefixtures("gaps_do_not_end")
 async def test_nothing_waits_once_the_client_is_asked_something() -> None:
     server = Server()
