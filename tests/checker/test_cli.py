@@ -57,6 +57,13 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+# As from a terminal: what a shell starts in the background ignores interrupts, and so does what that starts.
+_INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("mcp_resumable", run_name="__main__")
+"""
+
 SLOW = ["--args", '{"interval": 0.08}']
 
 
@@ -163,9 +170,8 @@ def test_what_a_server_says_reaches_the_terminal_escaped_and_not_as_markup() -> 
 @pytest.mark.anyio
 async def test_an_interrupt_leaves_no_session_behind_and_exits_with_2() -> None:
     server = WrongServer("a resume is never answered")
-    command = [sys.executable, "-m", "mcp_resumable", "check", server.url, "--tool", "count", *SLOW]
     async with serving(server):
-        command[4] = server.url
+        command = [sys.executable, "-c", _INTERRUPTIBLE, "check", server.url, "--tool", "count", *SLOW]
         with anyio.fail_after(TIMEOUT_SECONDS):
             options = ["--timeout", "60", "--only", "exact-resume"]
             process = await anyio.open_process([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
