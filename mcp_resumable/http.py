@@ -289,8 +289,11 @@ class ResumptionLayer:
             current_exchange.reset(token)
 
     def _first_cursor_of(self, binding: SessionBinding, call: Call) -> bytes:
-        """Return the frame of the cursor before a call's first event; nothing where it has none."""
-        if call.stream is None or binding.status != "live":
+        """Return the frame of the cursor before a call's first event; nothing where it has none.
+
+        Where its next stream is just being opened, that is still the one of the stream that was superseded.
+        """
+        if not call.prefix or binding.status != "live":
             return b""
         return cursor_frame(f"{call.prefix}0", self.retry_interval)
 

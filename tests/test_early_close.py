@@ -5,6 +5,7 @@ A stream that ends without one cannot be resumed: the client waits for its answe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -13,6 +14,7 @@ import pytest
 
 from mcp_resumable import ResumableEventStore
 
+from .held_storage import HeldStorage, SharedHeldStorage
 from .sdk_host import PATIENCE_SECONDS, Client, Host, Request, Tool, hosting
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +57,33 @@ async def test_a_stream_that_is_superseded_at_once_leaves_its_client_a_cursor(mo
             await host.store.restart_stream(1, client.session_id)
         post.thaw()
         (primed,) = await post.frames()
+        assert primed.seq == 0
+        tool.finish()
+        resumed = await client.get(primed.id).frames()
+        assert resumed[-1].step == "answer"
+
+
+@pytest.mark.parametrize("move", ["advance", "restart"])
+@pytest.mark.parametrize("new_storage", [HeldStorage, SharedHeldStorage])
+async def test_a_stream_whose_successor_is_being_opened_leaves_its_client_a_cursor(
+    move: str, new_storage: Callable[[], HeldStorage]
+) -> None:
+    """The response ended empty where it came to its end within the round trip that opens the next stream."""
+    storage = new_storage()
+    async with hosting(ResumableEventStore(storage, rejection="stream")) as host:
+        client = await host.open()
+        post, tool = await begun_before_its_first_frame(host, client)
+        opening = storage.hold("open_stream")
+        async with anyio.create_task_group() as tasks:
+            if move == "advance":
+                tasks.start_soon(host.store.advance_generation, client.session_id)
+            else:
+                tasks.start_soon(host.store.restart_stream, 1, client.session_id)
+            await opening.until_reached()
+            post.thaw()
+            frames = await post.frames()
+            opening.release()
+        (primed,) = frames
         assert primed.seq == 0
         tool.finish()
         resumed = await client.get(primed.id).frames()
