@@ -128,8 +128,9 @@ class Writer:
     def router_is_over(self, binding: SessionBinding) -> None:
         """Note that the SDK's router has ended, and with it the session, however that came about."""
         if binding.status != "ended":
-            if binding.session_id is not None and binding.generation is not None and not binding.outlives_server:
-                # With the generation: a session that another writer has claimed since is no longer ours to end.
+            if binding.session_id is not None and not binding.outlives_server:
+                # With the generation: a session that another writer has claimed since is no longer ours to end. Also
+                # where none is known: a claim that failed may have taken effect.
                 self.over.append((binding.session_id, binding.generation if binding.is_generation_sure else None))
             binding.end()
 
