@@ -998,3 +998,27 @@ async def test_refusal_of_a_connection_that_was_closed_meanwhile_has_its_body() 
         trap.release()
         assert await resumed.reason() == "storage_unavailable"
         assert (resumed.status, resumed.is_complete) == (503, True)
+
+
+async def test_session_whose_opening_failed_after_it_took_effect_ends_in_the_storage_with_its_router() -> None:
+    """Nobody knew its generation, so it stayed until its retention ran out."""
+    async with held() as (storage, store, host, _):
+        claim = storage.hold("claim_generation", "after", then_fail=True)
+        opened: list[Client] = []
+
+        async def open_session() -> None:
+            opened.append(await host.open())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(open_session)
+            await claim.until_reached()
+            storage.broken.add("claim_generation")  # Nor does it answer later.
+            claim.release()
+        session_id = opened[0].session_id
+        assert await storage.inner.describe(session_id) is not None
+        binding = store.find_binding(session_id)
+        assert binding is not None
+        assert binding.generation is None
+        store._writer.router_is_over(binding)
+        await store.describe("nobody")  # What is over ends with the next operation.
+        assert await storage.inner.describe(session_id) is None
