@@ -114,7 +114,10 @@ def check(
     ] = None,
     is_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=600, help="Seconds for whatever has to come. More than the server's own.")
+        float,
+        typer.Option(
+            min=0.1, max=600, help="Seconds for a response, and for each event of it. More than the server's own."
+        ),
     ] = _DEFAULTS.timeout_seconds,
     silence: Annotated[
         float, typer.Option(min=0.05, max=60, help="Seconds after which a stream is taken to bring nothing more.")

@@ -365,11 +365,13 @@ async def _future_id(run: Run) -> Verdict:
     """Present the event id of an event far after the last."""
     session = await run.open_session()
     call = await run.whole_call(session)
-    cursor = call.response.cursor or ""
-    number = re.search("(?:^|[^0-9A-Za-z])([0-9]{1,15})$", cursor)
-    if number is None:
+    ids = [frame.id for frame in call.response.frames if frame.id]
+    numbers = [re.search("(?:^|[^0-9A-Za-z])([0-9]{1,15})$", event_id) for event_id in ids]
+    number = numbers[-1] if numbers else None
+    # Each of them: a single one may be random, and end in digits by chance.
+    if number is None or None in numbers:
         return _not_applicable("the event ids do not end in a number")
-    future = f"{cursor[: number.start(1)]}{int(number[1]) + 1_000_000}"
+    future = f"{ids[-1][: number.start(1)]}{int(number[1]) + 1_000_000}"
     return await _refusal_verdict(run, session, await session.get(future), "the id of an event that is yet to come")
 
 

@@ -65,7 +65,7 @@ class Limits:
     """What a run may cost.
 
     Attributes:
-        timeout_seconds: For whatever has to come.
+        timeout_seconds: For whatever has to come: a response, and each of its events.
         silence_seconds: After which a stream that has nothing to come is taken to stay open.
         max_seconds: Of the whole run.
         max_requests: Of the whole run.
@@ -288,7 +288,7 @@ class Response:
 
         Args:
             count: Of frames, with those that were read before.
-            seconds: For all of it; then the connection is closed, and `ending` is `"silent"`.
+            seconds: That each of them may take; then the connection is closed, and `ending` is `"silent"`.
         """
         return await self._read(lambda: len(self.frames) >= count, seconds)
 
@@ -301,7 +301,7 @@ class Response:
         return await self._read(lambda: False, seconds)
 
     async def read_to_end(self, silence: float) -> Ending:
-        """Read to the end, also past an answer; `silence` is the time that each event may take."""
+        """Read to the end, also past an answer; otherwise as `read_frames`."""
         while self.ending in ("open", "answered"):
             self.ending = "open"
             await self.read_frames(len(self.frames) + 1, silence)
@@ -329,6 +329,7 @@ class Response:
                 if not self._unread and not await self._fill():
                     break
                 frame = self._unread.popleft()
+                scope.deadline = anyio.current_time() + seconds
                 self.frames.append(frame)
                 self._messages += bool(frame.data)
                 if len(self.frames) > self._limits.max_frames:

@@ -11,11 +11,11 @@ import httpx
 from mcp_resumable.checker.checks import CHECKS, Check, Verdict
 from mcp_resumable.checker.client import Limits, ServerFaultError, Target, printable
 from mcp_resumable.checker.report import CheckResult, Exchange, Report
-from mcp_resumable.checker.run import Run
+from mcp_resumable.checker.run import CouldNotCheckError, Run
 
 __all__ = ["check_server"]
 
-# No check waits more often than this in a row for what does not come.
+# A check that takes more than this many time-outs, be it that something always comes, does not come to an end.
 _CHECK_TIMEOUTS = 4
 
 
@@ -41,7 +41,7 @@ async def check_server(
     begin = anyio.current_time()
     results: list[CheckResult] = []
     try:
-        await run.prepare()
+        await _prepare(run)
         await run.close()
         for check in CHECKS.values():
             if names is None or check.name in names:
@@ -59,6 +59,14 @@ async def check_server(
         seconds=round(anyio.current_time() - begin, 3),
         results=results,
     )
+
+
+async def _prepare(run: Run) -> None:
+    seconds = min(_CHECK_TIMEOUTS * run.limits.timeout_seconds, run.limits.max_seconds)
+    with anyio.move_on_after(seconds) as scope:
+        await run.prepare()
+    if scope.cancelled_caught:
+        raise CouldNotCheckError(f"two calls of the tool did not come to an end within {seconds:g} s")
 
 
 async def _result_of(check: Check, run: Run, deadline: float) -> CheckResult:

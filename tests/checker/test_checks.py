@@ -8,7 +8,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from mcp_resumable.checker import CHECKS, CheckResult, Limits, Report, Target, check_server
+from mcp_resumable.checker import CHECKS, CheckResult, CouldNotCheckError, Limits, Report, Target, check_server
 
 from .wrong_server import ALL_CHECKS_PASS, WRONGS, WrongServer, serving
 
@@ -118,4 +118,15 @@ async def test_a_run_is_bounded_in_time() -> None:
             target = Target(url=server.url, tool="count")
             report = await check_server(target, limits, names=["exact-resume", "take-over"])
     assert [result.outcome for result in report.results] == ["failed", "failed"]
+    assert server.open_sessions == []
+
+
+async def test_a_tool_that_never_answers_is_not_waited_for_though_it_always_sends_something() -> None:
+    server = WrongServer()
+    limits = Limits(timeout_seconds=0.5, max_seconds=1, min_call_seconds=0.01)
+    with anyio.fail_after(TIMEOUT_SECONDS / 2):
+        async with serving(server):
+            target = Target(url=server.url, tool="count", arguments={"events": 1_000_000_000})
+            with pytest.raises(CouldNotCheckError, match="within 1 s"):
+                await check_server(target, limits)
     assert server.open_sessions == []

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 
+import anyio
+import httpx
 import pytest
+import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_resumable.checker.client import Frame, FrameParser, ServerFaultError, printable
+from mcp_resumable.checker.client import Frame, FrameParser, Limits, Response, ServerFaultError, printable
 
 MAX_FRAME_BYTES = 1_000
 
@@ -69,3 +73,27 @@ def test_an_error_is_an_answer_and_a_notification_is_none() -> None:
     error, notification = parse(b'data: {"id": 1, "error": {}}\n\ndata: {"method": "m"}\n\n')
     assert (error.is_answer, error.is_error) == (True, True)
     assert (notification.is_answer, notification.is_error) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("piece", "ending", "frames"),
+    [(b'data: {"method": "m"}\n\n', "answered", 11), (b": keep-alive\n\n", "silent", 0)],
+)
+def test_each_event_may_take_its_time_and_what_is_no_event_gives_it_none(
+    piece: bytes, ending: str, frames: int
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            await anyio.sleep(0.6)
+            yield piece
+        yield b'data: {"result": {}}\n\n'
+
+    async def read() -> Response:
+        response = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
+        read = Response("GET", response, Limits())
+        await read.read_to_answer(1.0)
+        return read
+
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    response = anyio.run(read, backend="trio", backend_options={"clock": clock})
+    assert (response.ending, len(response.frames)) == (ending, frames)
