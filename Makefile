@@ -45,10 +45,9 @@ other_2 := 1
 SOURCES := mcp_resumable tests examples benchmarks
 CHECK := .venvs/check/bin/python -m
 
-# One pip for all environments: the older ones that Python brings do not know dependency groups, and an environment
-# with a pip of its own, all of it compiled, takes twice as long to make.
+# Made by one uv, which pip installs: a fifth of pip's time. It trusts whom the machine trusts, behind a proxy too.
 new_environment = $(PYTHON) -m venv --clear --without-pip $(@D)
-install = .venvs/pip/bin/python -m pip --python $(@D)/bin/python install --quiet --no-compile
+install = .venvs/uv/bin/uv pip install --quiet --system-certs --python $(@D)/bin/python
 show_sdk = $(1)/bin/python -c 'import sys, importlib.metadata as m; \
 	print("== mcp", m.version("mcp"), "on Python", sys.version.split()[0], flush=True)'
 
@@ -151,26 +150,26 @@ soak-ceilings: .venvs/bench/ready
 bench: .venvs/bench/ready
 	.venvs/bench/bin/python -m benchmarks $(BENCH)
 
-.venvs/pip/ready:
-	$(PYTHON) -m venv --clear $(@D) && $(@D)/bin/python -m pip install --quiet --upgrade pip
+.venvs/uv/ready:
+	$(PYTHON) -m venv --clear $(@D) && $(@D)/bin/python -m pip install --quiet 'uv>=0.13'
 	touch $@
 
-.venvs/mcp-%/ready: pyproject.toml | .venvs/pip/ready
+.venvs/mcp-%/ready: pyproject.toml | .venvs/uv/ready
 	$(new_environment)
 	$(install) --editable '.[testing,demo,redis,cli]' --group test '$(requirement_$*)'
 	touch $@
 
-.venvs/check/ready: pyproject.toml | .venvs/pip/ready
+.venvs/check/ready: pyproject.toml | .venvs/uv/ready
 	$(new_environment)
 	$(install) --editable '.[testing,demo,redis,cli]' --group test --group check '$(requirement_2)'
 	touch $@
 
-.venvs/fastmcp-%/ready: pyproject.toml | .venvs/pip/ready
+.venvs/fastmcp-%/ready: pyproject.toml | .venvs/uv/ready
 	$(new_environment)
 	$(install) --editable '.[testing,demo,redis,cli]' --group test 'fastmcp==$*.*'
 	touch $@
 
-.venvs/bench/ready: pyproject.toml | .venvs/pip/ready
+.venvs/bench/ready: pyproject.toml | .venvs/uv/ready
 	$(new_environment)
 	$(install) --editable '.[bench,redis]'
 	touch $@
@@ -191,7 +190,7 @@ bench: .venvs/bench/ready
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@
 
-.venvs/peers/ready: tests/peers/programs/requirements.txt | .venvs/pip/ready
+.venvs/peers/ready: tests/peers/programs/requirements.txt | .venvs/uv/ready
 	$(new_environment)
 	$(install) --requirement $<
 	touch $@
@@ -201,7 +200,7 @@ bench: .venvs/bench/ready
 	npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund
 	touch $@
 
-.venvs/build/ready: pyproject.toml | .venvs/pip/ready
+.venvs/build/ready: pyproject.toml | .venvs/uv/ready
 	$(new_environment)
 	$(install) --group build
 	touch $@
