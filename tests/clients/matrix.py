@@ -200,9 +200,9 @@ def _make_venv(environment: str, requirements: list[str]) -> None:
     with _made_once(directory, "\n".join([sys.version, *requirements])) as is_needed:
         if is_needed:
             _call(sys.executable, "-m", "venv", "--clear", "--without-pip", str(directory))
-            # The Makefile's one pip for all environments.
-            pip = [str(ROOT / ".venvs" / "pip" / "bin" / "python"), "-m", "pip", "--python", str(_python(environment))]
-            _call(*pip, "install", "--quiet", "--no-compile", *requirements)
+            # The Makefile's one uv for all environments.
+            uv = [str(ROOT / ".venvs" / "uv" / "bin" / "uv"), "pip", "install", "--quiet", "--system-certs"]
+            _call(*uv, "--python", str(_python(environment)), *requirements)
 
 
 def _make_node() -> None:
