@@ -186,7 +186,7 @@ class SessionBinding:
         visits: The bindings of the same session, where it is `visiting`.
         calls: Unanswered or still served requests by request id as text.
         standalone: The standalone stream's place.
-        unsettled: Calls with lost events of which the storage does not know yet.
+        unsettled: Calls of which the storage does not know all: lost events, or a stream that is to be opened anew.
         consumers: The newest connection of each stream.
         carried_seq: Highest seq of the standalone stream that any connection has written.
         changes: Counts what makes a snapshot that was being read meanwhile worthless.

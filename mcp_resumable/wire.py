@@ -27,6 +27,9 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 # For what waits when the server shuts down: a storage that answers, and a client that reads, take less.
 _FLUSH_SECONDS = 1.0
 
+# How long a connection that is closed while the store decides may wait for the decision: a storage gives up sooner.
+_DECISION_SECONDS = 10.0
+
 # Keep-alives, which are no frames.
 _COMMENTS = re.compile(rb"(:[^\r\n]*[\r\n]+)*")
 
@@ -215,7 +218,7 @@ class Gate:
         message = await self.wire.receive()
         if self.connection.is_closed:
             # Told that the client has gone, the SDK would end without a response, and the server answer 500.
-            with anyio.move_on_after(self.wire.send_timeout):
+            with anyio.move_on_after(_DECISION_SECONDS):
                 await self._accepted.wait()
             if not self.connection.is_closed:
                 return await self.wire.receive()

@@ -102,9 +102,8 @@ class Writer:
                 # From here on nothing of the earlier execution is stored, and nothing of this one in its stream.
                 call.execution += 1
                 call.lost = 0
-                binding.unsettled.pop(call, None)
                 if call.stream is None:
-                    return  # Nothing was issued yet that could be resumed.
+                    return  # Nothing was issued yet that could be resumed, or its stream is to be begun anew already.
                 self._supersede(binding, [call])
                 await self._reopen(binding, [call])
 
@@ -135,7 +134,7 @@ class Writer:
             binding.end()
 
     async def settle(self, binding: SessionBinding) -> None:
-        """Tell the storage of the events that it missed, so that a snapshot shows them as holes."""
+        """Tell the storage what it missed: events, which a snapshot then shows as holes, and streams begun anew."""
         if self.over:
             await self.end_what_is_over()
         if binding.status != "unclaimed" and not binding.unsettled:
@@ -143,23 +142,26 @@ class Writer:
         async with binding.lock:
             if binding.status == "unclaimed":
                 await self._claim(binding)
-            for call in list(binding.unsettled):
+            while binding.unsettled:
+                call = next(iter(binding.unsettled))
                 lost = call.lost
                 try:
                     if call.stream is None:
                         await self._open(binding, call)
-                    await self.storage.append(
-                        known(binding.session_id),
-                        known(binding.generation),
-                        known(call.stream),
-                        (None,) * min(lost, _MAX_HOLES),
-                        is_terminal=call.is_answer_lost,
-                    )
+                    if lost:
+                        await self.storage.append(
+                            known(binding.session_id),
+                            known(binding.generation),
+                            known(call.stream),
+                            (None,) * min(lost, _MAX_HOLES),
+                            is_terminal=call.is_answer_lost,
+                        )
                 except AppendRefusedError as refusal:
                     if await self._has_moved(binding, refusal):
                         continue  # What was lost was lost to the earlier generation.
                 call.lost -= lost
-                binding.unsettled.pop(call, None)
+                if not call.lost:  # More may have been lost meanwhile.
+                    binding.unsettled.pop(call, None)
 
     async def prime(self, binding: SessionBinding, stream_id: str) -> str:
         """Return the event id of the place before the first event of a request's stream; `""` where there is none."""
@@ -382,10 +384,12 @@ class Writer:
                     connection.close()
 
     async def _reopen(self, binding: SessionBinding, calls: list[Call]) -> None:
-        """Open running calls' next streams at once, so that clients find them; a failure is left to the next append."""
+        """Open running calls' next streams at once, so that clients find them.
+
+        A failure is left to what comes next: an append, or a claim, which is not to find the stream before.
+        """
         for call in calls:
-            if call.lost:
-                binding.unsettled[call] = None
+            binding.unsettled[call] = None
             try:
                 while call.stream is None:
                     try:
@@ -393,6 +397,8 @@ class Writer:
                     except AppendRefusedError as refusal:
                         if not await self._has_moved(binding, refusal):
                             break
+                if not call.lost:
+                    binding.unsettled.pop(call, None)
             except Exception as exc:
                 self.ledger.fault(binding, exc)
 

@@ -12,6 +12,7 @@ from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 from mcp_resumable import ResumableEventStore, Retention
+from mcp_resumable.session import Exchange, current_exchange
 from tests.held_storage import HeldStorage, SharedHeldStorage
 from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting
 
@@ -421,6 +422,54 @@ async def test_restart_whose_storage_fails_never_goes_on_in_the_earlier_stream()
         await tool.ended.wait()
         await wait_all_tasks_blocked()
         assert await client.get(old.id).reason() == "stream_superseded"
+
+
+async def test_restart_whose_storage_fails_takes_back_the_earlier_cursors_before_anything_new_is_sent() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a", "b")
+        old = (await read_steps(request, 1))[0]
+        storage.broken.add("open_stream")
+        for _ in range(2):
+            await tool.do(lambda: store.restart_stream(1))
+            assert await client.get(old.id).reason() == "storage_unavailable"
+        storage.broken.clear()
+        assert await client.get(old.id).reason() == "stream_superseded"
+        await tool.emit("c")
+        tool.finish()
+        await tool.ended.wait()
+        description = await store.describe(client.session_id)
+        assert description is not None
+        (current,) = [stream.stream for stream in description.streams if stream.request_id == "1"]
+        resumed = client.get(f"{description.generation}:{current}:0")
+        assert steps_of(await resumed.frames()) == ["c", "answer"]
+
+
+async def test_answer_that_is_lost_while_its_stream_is_begun_anew_for_a_claim_is_waited_for_by_nobody() -> None:
+    class Unspeakable:
+        def model_dump_json(self, **_options: object) -> str:
+            raise ValueError("no JSON text")
+
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        old = (await read_steps(request, 1))[0]
+        storage.fail("open_stream")
+        await tool.do(lambda: store.restart_stream(1))
+        trap = storage.hold("open_stream", "after")
+        refused = client.get(old.id)
+        await trap.until_reached()
+        binding = store.find_binding(client.session_id)
+        assert binding is not None
+        current_exchange.set(Exchange(binding))
+        assert await store.store_event("1", Unspeakable()) == ""
+        trap.release()
+        assert await refused.reason() == "stream_superseded"
+        description = await store.describe(client.session_id)
+        assert description is not None
+        assert description.streams[-1].is_terminal
 
 
 async def test_session_ended_in_mid_append_is_not_revived() -> None:
@@ -983,6 +1032,23 @@ async def test_connection_that_is_closed_before_its_response_has_begun_gets_one(
         assert [(frame.id, frame.data) for frame in await resumed.frames()] == [(cursor, "")]
         assert (resumed.status, resumed.is_complete) == (200, True)
         assert await client.get(cursor).reason() == "generation_mismatch"
+
+
+@stored_at_once
+async def test_connection_that_is_closed_is_decided_about_also_where_that_takes_longer_than_a_client_may_take() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        await client.tool().emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        store.send_timeout = 0.2
+        trap = storage.hold("read")
+        resumed = client.get(cursor)
+        await trap.until_reached()
+        await store.advance_generation(client.session_id)
+        await anyio.sleep(2 * store.send_timeout)
+        trap.release()
+        assert [(frame.id, frame.data) for frame in await resumed.frames()] == [(cursor, "")]
+        assert (resumed.status, resumed.is_complete) == (200, True)
 
 
 async def test_refusal_of_a_connection_that_was_closed_meanwhile_has_its_body() -> None:

@@ -425,7 +425,7 @@ class Naive:
 
     def reopen(self, binding: MBinding, calls: list[MCall]) -> None:
         for call in calls:
-            if call.lost and call not in binding.unsettled:
+            if call not in binding.unsettled:
                 binding.unsettled.append(call)
             try:
                 self.open(binding, call)
@@ -433,6 +433,9 @@ class Naive:
                 self.note(binding, refusal)
             except ModelFaultError:
                 self.faults += 1
+                continue
+            if not call.lost and call in binding.unsettled:
+                binding.unsettled.remove(call)
 
     def open(self, binding: MBinding, call: MCall) -> None:
         stream = call.stream = self.open_stream(binding, call)
@@ -562,8 +565,6 @@ class Naive:
 
     def restart(self, binding: MBinding, call: MCall) -> None:
         call.lost = 0
-        if call in binding.unsettled:
-            binding.unsettled.remove(call)
         if call.stream is None:
             return
         self.supersede(binding, [call])
@@ -579,7 +580,8 @@ class Naive:
                 if call.stream is None:
                     self.open(binding, call)
                 assert call.stream is not None
-                self.append(binding, call.stream, [None] * call.lost, is_terminal=call.is_answer_lost)
+                if call.lost:
+                    self.append(binding, call.stream, [None] * call.lost, is_terminal=call.is_answer_lost)
             except ModelRefusedError as refusal:
                 self.note(binding, refusal)
             call.lost = 0
