@@ -39,8 +39,9 @@ SendEvent = Callable[[str, str | None], Awaitable[None]]
 # How long the end of a connection may wait for a storage.
 _LAST_NOTE_SECONDS = 1.0
 
-# How often a snapshot is read again because an append failed, or the generation moved, while it was read.
-_MAX_SNAPSHOT_ATTEMPTS = 3
+# How often a snapshot is read because an append failed, or the generation moved, while it was read. Where retention
+# evicts sessions all the time, three times in a row happens; ten times is a session that does nothing else.
+_MAX_SNAPSHOT_ATTEMPTS = 10
 
 
 class _Tail:

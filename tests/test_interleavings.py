@@ -529,6 +529,20 @@ async def test_delete_while_a_tail_waits_closes_it_cleanly() -> None:
 # Faults while something is under way.
 
 
+async def test_claim_whose_session_moves_whenever_its_snapshot_is_read_is_decided_at_last() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        await client.tool().emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        traps = [storage.hold("snapshot", "after") for _ in range(6)]
+        resumed = client.get(cursor)
+        for trap in traps:
+            await trap.until_reached()
+            await store.advance_generation(client.session_id)
+            trap.release()
+        assert await resumed.reason() == "generation_mismatch"
+
+
 async def test_append_that_fails_while_the_snapshot_is_read_is_a_gap_and_not_a_hang() -> None:
     async with held() as (storage, _, _, client):
         request = await client.call()
