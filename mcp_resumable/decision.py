@@ -148,10 +148,12 @@ class Resume:
     Attributes:
         cursor: The place after which to go on.
         high_water_mark: The stream's high-water mark in the snapshot.
+        rest: See `Retained`.
     """
 
     cursor: EventCursor
     high_water_mark: int
+    rest: Sequence[bytes | None] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def _decide_in_stream(event_id: str, cursor: EventCursor, state: Retained, *, re
         return Reset(_error(EventEvictedError, event_id, cursor, state))
     if state.last_hole > seq:
         return Reset(_error(ReplayGapError, event_id, cursor, state))
-    return Resume(cursor, mark)
+    return Resume(cursor, mark, state.rest)
 
 
 _ErrorInStream = TypeVar("_ErrorInStream", FutureEventIdError, StreamCompletedError, EventEvictedError, ReplayGapError)

@@ -128,9 +128,7 @@ class Reader:
             decision, snapshot = await self._decide(binding, event_id, cursor)
             tail = None
             if isinstance(decision, Resume):
-                state = known(snapshot).stream
-                rest = state.rest if isinstance(state, Retained) else None
-                tail = await self._begin(binding, event_id, decision.cursor, gate, send, rest)
+                tail = await self._begin(binding, event_id, decision.cursor, gate, send, decision.rest)
             if tail is not None and self._shared is not None and (tail.batch is None or tail.connection.is_closed):
                 # Another worker may have given the session up, which a snapshot does not tell.
                 binding.release(tail.connection)
