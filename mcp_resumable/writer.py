@@ -201,11 +201,7 @@ class Writer:
         if call.connection is not None and not is_answer and _kind_of(content.__class__).has_id:
             call.connection.is_interactive = True  # A request.
         try:
-            data = _dump(message, kind)
-            event: bytes | None = data
-            if len(data) > self.storage.retention.max_bytes:
-                self.ledger.too_large(binding, call.request_id, len(data))
-                event = None
+            event = self._event_of(binding, call, message, kind)
             if call.pipeline is not None:
                 return await self._hand_over(binding, call, call.pipeline, event, is_answer=is_answer)
             started = self.ledger.clock() if self.ledger.clock is not None else None
@@ -215,9 +211,7 @@ class Writer:
             self.ledger.stored(binding, event, started)
             return f"{prefix}{seq}"
         except Exception as exc:
-            # Whatever it is (the storage, or a message that has no JSON text), the router must live.
-            if call.pipeline is not None:
-                await call.pipeline.until_settled()  # A hole has its place after what was sent before.
+            # Whatever it is, the router must live.
             self._lose(binding, call, 1, is_answer=is_answer)
             self.ledger.fault(binding, exc)
             return ""
@@ -226,6 +220,18 @@ class Writer:
             if is_answer:
                 call.is_answered = True
                 binding.forget_if_done(call)
+
+    def _event_of(self, binding: SessionBinding, call: Call, message: Any, kind: _Kind) -> bytes | None:
+        """Return what is to be stored of a message; None where its place is a hole."""
+        try:
+            data = _dump(message, kind)
+        except Exception as exc:  # It has no JSON text: a lone surrogate in a text, for example.
+            self.ledger.fault(binding, exc)
+            return None
+        if len(data) > self.storage.retention.max_bytes:
+            self.ledger.too_large(binding, call.request_id, len(data))
+            return None
+        return data
 
     async def _hand_over(
         self, binding: SessionBinding, call: Call, pipeline: Pipeline, event: bytes | None, *, is_answer: bool

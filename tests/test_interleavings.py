@@ -446,30 +446,52 @@ async def test_restart_whose_storage_fails_takes_back_the_earlier_cursors_before
         assert steps_of(await resumed.frames()) == ["c", "answer"]
 
 
+@stored_at_once
 async def test_answer_that_is_lost_while_its_stream_is_begun_anew_for_a_claim_is_waited_for_by_nobody() -> None:
-    class Unspeakable:
-        def model_dump_json(self, **_options: object) -> str:
-            raise ValueError("no JSON text")
-
     async with held() as (storage, store, _, client):
         request = await client.call()
         tool = client.tool()
         await tool.emit("a")
         old = (await read_steps(request, 1))[0]
+        append = storage.hold("append", then_fail=True)
+        tool.finish()
+        await append.until_reached()
         storage.fail("open_stream")
-        await tool.do(lambda: store.restart_stream(1))
-        trap = storage.hold("open_stream", "after")
+        await store.restart_stream(1, client.session_id)
+        opening = storage.hold("open_stream", "after")
         refused = client.get(old.id)
-        await trap.until_reached()
-        binding = store.find_binding(client.session_id)
-        assert binding is not None
-        current_exchange.set(Exchange(binding))
-        assert await store.store_event("1", Unspeakable()) == ""
-        trap.release()
+        await opening.until_reached()
+        append.release()
+        await wait_all_tasks_blocked()
+        opening.release()
         assert await refused.reason() == "stream_superseded"
         description = await store.describe(client.session_id)
         assert description is not None
         assert description.streams[-1].is_terminal
+
+
+async def test_answer_that_has_no_json_text_is_a_hole_at_once_and_waited_for_by_nobody() -> None:
+    """Its place was told to the storage by the next event, or the next claim; one on another worker waited for it."""
+
+    class Unspeakable:
+        def model_dump_json(self, **_options: object) -> str:
+            raise ValueError("no JSON text")
+
+    async with held() as (_, store, _, client):
+        request = await client.call()
+        await client.tool().emit("a")
+        cursor = (await read_steps(request, 1))[0].id
+        resumed = client.get(cursor)
+        await resumed.frame()
+        binding = store.find_binding(client.session_id)
+        assert binding is not None
+        current_exchange.set(Exchange(binding))
+        await store.store_event("1", Unspeakable())
+        description = await store.describe(client.session_id)
+        assert description is not None
+        assert description.streams[-1].is_terminal
+        assert [frame for frame in await resumed.frames() if frame.data] == []
+        assert await client.get(cursor).reason() == "stream_completed"
 
 
 async def test_session_ended_in_mid_append_is_not_revived() -> None:

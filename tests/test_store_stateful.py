@@ -499,12 +499,14 @@ class Naive:
     def record(
         self, binding: MBinding, call: MCall, data: bytes | None, *, is_answer: bool
     ) -> tuple[MStream, int] | None:
-        """Return where the event is; None where it went out live without an id. `data` None: it has no JSON text."""
+        """Return where the event is; None where it went out live without an id.
+
+        `data` None: it has no JSON text, and its place is a hole.
+        """
         if call.is_answered or binding.status in ("ended", "superseded"):
             return None
         try:
-            if data is None:
-                raise ModelFaultError
+            self.faults += data is None
             return self.store(binding, call, data, is_answer=is_answer)
         except ModelFaultError:
             self.faults += 1
@@ -521,9 +523,11 @@ class Naive:
                 call.is_answered = True
                 self.forget_if_done(binding, call)
 
-    def store(self, binding: MBinding, call: MCall, data: bytes, *, is_answer: bool) -> tuple[MStream, int] | None:
-        event = data if len(data) <= RETENTION.max_bytes else None
-        self.oversized += event is None
+    def store(
+        self, binding: MBinding, call: MCall, data: bytes | None, *, is_answer: bool
+    ) -> tuple[MStream, int] | None:
+        event = data if data is not None and len(data) <= RETENTION.max_bytes else None
+        self.oversized += data is not None and event is None
         stored: tuple[MStream, int] | None = None
         if binding.generation is not None and call.stream is not None and not call.lost:
             with contextlib.suppress(ModelRefusedError):
@@ -1022,7 +1026,7 @@ class Store(RuleBasedStateMachine):
         for old in self.sessions:
             if old.model.session_id == session_id:
                 # One of the two would claim it again: workers that fight for a session are not this test's business.
-                if old.model.status == "unclaimed" or (fault == "before" and kind == "broken"):
+                if old.model.status == "unclaimed":
                     return
                 old.is_replaced = True
         binding = self.store.bind_session(self, None)
