@@ -20,6 +20,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from mcp_resumable import ResumableEventStore
+from mcp_resumable.session import Exchange, SessionBinding, current_exchange
 from tests.held_storage import SharedHeldStorage
 
 PATIENCE_SECONDS = 30.0
@@ -346,3 +347,14 @@ def _add_tool(server: Any, work: Any, context_type: Any) -> None:
 
     tool.__annotations__["ctx"] = context_type
     server.add_tool(tool, name="work")
+
+
+async def store_as_the_router(
+    store: ResumableEventStore, binding: SessionBinding, stream_id: str, message: object
+) -> str:
+    """Have the store take a message that the SDK would not make, as the session's router hands it over."""
+    reset = current_exchange.set(Exchange(binding))
+    try:
+        return await store.store_event(stream_id, message)
+    finally:
+        current_exchange.reset(reset)

@@ -12,9 +12,8 @@ from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
 from mcp_resumable import ResumableEventStore, Retention
-from mcp_resumable.session import Exchange, current_exchange
 from tests.held_storage import HeldStorage, SharedHeldStorage
-from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting
+from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting, store_as_the_router
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("writes_at_once")]
 
@@ -485,8 +484,7 @@ async def test_answer_that_has_no_json_text_is_a_hole_at_once_and_waited_for_by_
         await resumed.frame()
         binding = store.find_binding(client.session_id)
         assert binding is not None
-        current_exchange.set(Exchange(binding))
-        await store.store_event("1", Unspeakable())
+        await store_as_the_router(store, binding, "1", Unspeakable())
         description = await store.describe(client.session_id)
         assert description is not None
         assert description.streams[-1].is_terminal
@@ -1024,6 +1022,23 @@ async def test_plain_get_of_a_session_that_was_evicted_unnoticed_goes_on_in_its_
         assert begin is not None
         assert begin.id is not None
         assert (plain.status, begin.id.partition("-")[0], begin.seq) == (200, "2", 0)
+
+
+async def test_what_a_call_of_an_evicted_session_has_sent_is_a_hole_of_its_next_stream_before_anything_follows() -> (
+    None
+):
+    store = ResumableEventStore(new_storage(retention=Retention(max_sessions=1)))
+    async with hosting(store) as host:
+        client = await host.open()
+        request = await client.call()
+        await client.tool().emit("a")
+        await read_steps(request, 1)
+        await host.open()
+        await client.get().frame()
+        description = await store.describe(client.session_id)
+        assert description is not None
+        (current,) = [stream.stream for stream in description.streams if stream.request_id == "1"]
+        assert await client.get(f"{description.generation}:{current}:0").reason() == "replay_gap"
 
 
 async def test_event_written_while_its_generation_moves_skips_nothing_of_the_next() -> None:

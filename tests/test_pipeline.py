@@ -12,9 +12,9 @@ from anyio import wait_all_tasks_blocked
 
 from mcp_resumable import EventCursor, ResumableEventStore
 from mcp_resumable.pipeline import Pipeline, Unstored
-from mcp_resumable.session import Exchange, SessionBinding, current_exchange
+from mcp_resumable.session import Exchange, current_exchange
 from tests.held_storage import SharedHeldStorage
-from tests.sdk_host import Client, Frame, Host, Request, Tool, hosting
+from tests.sdk_host import Client, Frame, Host, Request, Tool, hosting, store_as_the_router
 from tests.test_interleavings import read_steps, steps_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("writes_at_once")]
@@ -213,16 +213,6 @@ async def test_event_that_has_no_json_text_is_a_hole_behind_what_was_sent_before
         await tool.emit("d")
         assert (await read_steps(request, 1))[0].seq == 5
         assert await retained(storage, client, first.id) == ["b", "c", None, "d"]
-
-
-async def store_as_the_router(
-    store: ResumableEventStore, binding: SessionBinding, stream_id: str, message: object
-) -> str:
-    reset = current_exchange.set(Exchange(binding))
-    try:
-        return await store.store_event(stream_id, message)
-    finally:
-        current_exchange.reset(reset)
 
 
 # What moves waits for what was handed over, or drops it.
