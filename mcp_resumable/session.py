@@ -137,7 +137,9 @@ class Call:
         seq: Of the last event id that was given out, where events are stored later; see `pipeline`.
         pipeline: Its events that are not stored yet; None where each is stored before the SDK goes on.
         lost: Events since the last stored one that could not be stored.
-        is_answered: Its answer was handed to the store, stored or not.
+        has_answer: Its answer was handed to the store: it is not begun anew.
+        is_settled: That answer is stored, or lost: the call goes on in no other generation.
+        is_answered: The SDK has it: the request id is free.
         is_answer_lost: Its answer is among the lost ones.
         connection: The POST's response while it is served.
         served: Set when the POST is over.
@@ -151,6 +153,8 @@ class Call:
     seq: int = 0
     pipeline: Pipeline | None = None
     lost: int = 0
+    has_answer: bool = False
+    is_settled: bool = False
     is_answered: bool = False
     is_answer_lost: bool = False
     connection: Connection | None = None

@@ -95,10 +95,10 @@ class Writer:
         await anyio.lowlevel.cancel_shielded_checkpoint()
         await anyio.lowlevel.cancel_shielded_checkpoint()
         call = binding.calls.get(request_id)
-        if call is None or call.is_answered:
-            raise LookupError(f"no unanswered request {request_id!a} in this session")
         with anyio.CancelScope(shield=True):
             async with binding.lock:
+                if call is None or call.has_answer:  # Perhaps since it was found.
+                    raise LookupError(f"no unanswered request {request_id!a} in this session")
                 # From here on nothing of the earlier execution is stored, and nothing of this one in its stream.
                 call.execution += 1
                 call.lost = 0
@@ -197,7 +197,8 @@ class Writer:
             return ""
         kind = _kind_of(message.__class__)
         content = message.root if kind.is_root_model else message
-        is_answer = call is not binding.standalone and not hasattr(content, "method")
+        is_answer = call.has_answer = call is not binding.standalone and not hasattr(content, "method")
+        execution = call.execution
         if call.connection is not None and not is_answer and _kind_of(content.__class__).has_id:
             call.connection.is_interactive = True  # A request.
         try:
@@ -205,20 +206,21 @@ class Writer:
             if call.pipeline is not None:
                 return await self._hand_over(binding, call, call.pipeline, event, is_answer=is_answer)
             started = self.ledger.clock() if self.ledger.clock is not None else None
-            prefix, seq = await self._append(binding, call, (event,), call.execution, is_answer=is_answer)
+            prefix, seq = await self._append(binding, call, (event,), execution, is_answer=is_answer)
             if not seq:
                 return ""
             self.ledger.stored(binding, event, started)
             return f"{prefix}{seq}"
         except Exception as exc:
             # Whatever it is, the router must live.
-            self._lose(binding, call, 1, is_answer=is_answer)
+            if call.execution == execution:
+                self._lose(binding, call, 1, is_answer=is_answer)
             self.ledger.fault(binding, exc)
             return ""
         finally:
             # No await from here to where the SDK hands the message on: the id stays taken until then.
             if is_answer:
-                call.is_answered = True
+                call.is_settled = call.is_answered = True
                 binding.forget_if_done(call)
 
     def _event_of(self, binding: SessionBinding, call: Call, message: Any, kind: _Kind) -> bytes | None:
@@ -276,6 +278,8 @@ class Writer:
                         call.seq = max(call.seq, seq)  # Promises may have fallen behind, where some were not made.
                     for unstored in batch:
                         self.ledger.stored(binding, unstored.event, unstored.started)
+            # No await since the storage has answered: whoever moves the session finds that this call is over.
+            call.is_settled = is_answer
             pipeline.settle(batch, event_ids)
         # No await since nothing was there to take.
         pipeline.is_running = False
@@ -288,7 +292,10 @@ class Writer:
         is_as_it_was = not call.lost and call.execution == execution
         if is_as_it_was and session_id is not None and generation is not None and stream is not None:
             try:
-                return prefix, await self.storage.append(session_id, generation, stream, events, is_terminal=is_answer)
+                seq = await self.storage.append(session_id, generation, stream, events, is_terminal=is_answer)
+                if not is_answer or (call.stream == stream and binding.generation == generation):
+                    return prefix, seq
+                # The call went on in another generation meanwhile, and its stream there ends with its answer too.
             except AppendRefusedError:
                 pass  # Moved while this was under way, or no longer ours: told apart under the lock.
         async with binding.lock:
@@ -361,7 +368,7 @@ class Writer:
 
     async def _move_to(self, binding: SessionBinding, generation: Generation) -> None:
         """Go on in another generation: close what is superseded, open the running calls' streams. Under the lock."""
-        running = [call for call in binding.calls.values() if call.stream is not None and not call.is_answered]
+        running = [call for call in binding.calls.values() if call.stream is not None and not call.is_settled]
         if binding.status == "unclaimed":
             # Nothing is superseded: at most a cursor of the generation that was promised is out, mostly this one.
             for call in running:

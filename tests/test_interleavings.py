@@ -456,17 +456,138 @@ async def test_answer_that_is_lost_while_its_stream_is_begun_anew_for_a_claim_is
         tool.finish()
         await append.until_reached()
         storage.fail("open_stream")
-        await store.restart_stream(1, client.session_id)
+        await store.advance_generation(client.session_id)
         opening = storage.hold("open_stream", "after")
         refused = client.get(old.id)
         await opening.until_reached()
         append.release()
         await wait_all_tasks_blocked()
         opening.release()
-        assert await refused.reason() == "stream_superseded"
+        assert await refused.reason() == "generation_mismatch"
         description = await store.describe(client.session_id)
         assert description is not None
         assert description.streams[-1].is_terminal
+
+
+async def test_call_whose_answer_is_being_stored_is_not_begun_anew() -> None:
+    """Nobody would have ended its new stream: the answer belonged to the earlier execution."""
+    for when in ("before", "after"):
+        async with held() as (storage, store, _, client):
+            request = await client.call()
+            tool = client.tool()
+            await tool.emit("a")
+            cursor = (await read_steps(request, 1))[0].id
+            request.disconnect()
+            trap = storage.hold("append", when)
+            tool.finish()
+            await trap.until_reached()
+            with pytest.raises(LookupError, match="no unanswered request '1'"):
+                await store.restart_stream(1, client.session_id)
+            trap.release()
+            assert steps_of(await client.get(cursor).frames()) == ["answer"]
+
+
+async def test_call_that_is_answered_while_a_restart_waits_its_turn_is_not_begun_anew() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        await read_steps(request, 1)
+        claim = storage.hold("claim_generation")
+        failures: list[Exception] = []
+
+        async def restart() -> None:
+            try:
+                await store.restart_stream(1, client.session_id)
+            except LookupError as exc:
+                failures.append(exc)
+
+        async with anyio.create_task_group() as task_group:
+            task_group.start_soon(store.advance_generation, client.session_id)
+            await claim.until_reached()
+            task_group.start_soon(restart)
+            await wait_all_tasks_blocked()
+            tool.finish()
+            await tool.ended.wait()
+            await wait_all_tasks_blocked()
+            claim.release()
+        assert len(failures) == 1
+
+
+async def test_answer_stored_just_before_an_advance_ends_its_call_in_the_new_generation_too() -> None:
+    """The call went on in a stream of the new generation, in which nothing was ever to come."""
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        old = (await read_steps(request, 1))[0]
+        claim = storage.hold("claim_generation")
+        append = storage.hold("append", "after")
+        generations = []
+
+        async def advance() -> None:
+            generations.append(await store.advance_generation(client.session_id))
+
+        async with anyio.create_task_group() as task_group:
+            task_group.start_soon(advance)
+            await claim.until_reached()
+            tool.finish()
+            await append.until_reached()
+            claim.release()
+        append.release()
+        assert await client.get(old.id).reason() == "generation_mismatch"
+        resumed = client.get(f"{generations[0]}:1.MQ:0")
+        assert steps_of(await resumed.frames()) == ["answer"]
+
+
+@pytest.mark.parametrize("then_fail", [False, True], ids=["stored", "lost"])
+@pytest.mark.parametrize("is_answer_first", [True, False], ids=["answer first", "advance first"])
+async def test_answer_in_the_very_turn_of_an_advance_leaves_no_stream_without_an_end(
+    is_answer_first: bool, then_fail: bool
+) -> None:
+    """Where it is stored later, the router learns of it a turn later than the advance."""
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        old = (await read_steps(request, 1))[0]
+        claim = storage.hold("claim_generation")
+        append = storage.hold("append", "after", then_fail=then_fail)
+        moved = storage.hold("claim_generation", "after")
+        async with anyio.create_task_group() as task_group:
+            task_group.start_soon(store.advance_generation, client.session_id)
+            await claim.until_reached()
+            tool.finish()
+            await append.until_reached()
+            claim.release()
+            await moved.until_reached()
+            for trap in (append, moved) if is_answer_first else (moved, append):
+                trap.release()
+        await wait_all_tasks_blocked()
+        assert await client.get(old.id).reason() == "generation_mismatch"
+        description = await store.describe(client.session_id)
+        assert description is not None
+        assert all(stream.is_terminal for stream in description.streams if stream.request_id == "1")
+
+
+async def test_event_of_the_earlier_execution_that_is_lost_after_a_restart_is_no_hole_of_the_new_stream() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        await read_steps(request, 1)
+        trap = storage.hold("append", then_fail=True)
+        await tool.emit("b")
+        await trap.until_reached()
+        await tool.do(lambda: store.restart_stream(1))
+        trap.release()
+        await tool.emit("c")
+        tool.finish()
+        await tool.ended.wait()
+        description = await store.describe(client.session_id)
+        assert description is not None
+        resumed = client.get(f"{description.generation}:{description.streams[-1].stream}:0")
+        assert steps_of(await resumed.frames()) == ["c", "answer"]
 
 
 async def test_answer_that_has_no_json_text_is_a_hole_at_once_and_waited_for_by_nobody() -> None:
