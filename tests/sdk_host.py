@@ -128,19 +128,32 @@ class Request:
     def thaw(self) -> None:
         self._reading.set()
 
+    def arrived(self) -> list[Frame]:
+        """Return the events that are there and were not returned yet."""
+        frames: list[Frame] = []
+        while (frame := self._next_frame()) is not None:
+            frames.append(frame)
+        return frames
+
+    def _next_frame(self) -> Frame | None:
+        while True:
+            head, found, tail = self._rest.partition(b"\r\n\r\n")
+            if not found:
+                return None
+            self._rest = tail
+            lines = [line.partition(": ") for line in head.decode().split("\r\n") if not line.startswith(":")]
+            if lines:
+                fields = {name: value for name, _, value in lines}
+                retry = fields.get("retry")
+                return Frame(fields.get("id"), fields.get("data", ""), int(retry) if retry else None)
+
     async def frame(self) -> Frame | None:
         """Return the next event; None when the body has ended."""
         with anyio.fail_after(PATIENCE_SECONDS):
             while True:
-                head, found, tail = self._rest.partition(b"\r\n\r\n")
-                if found:
-                    self._rest = tail
-                    lines = [line.partition(": ") for line in head.decode().split("\r\n") if not line.startswith(":")]
-                    if lines:
-                        fields = {name: value for name, _, value in lines}
-                        retry = fields.get("retry")
-                        return Frame(fields.get("id"), fields.get("data", ""), int(retry) if retry else None)
-                    continue
+                frame = self._next_frame()
+                if frame is not None:
+                    return frame
                 if self.is_complete or self.done.is_set():
                     assert not self._rest, f"the body ended within a frame: {self._rest!r}"
                     return None
@@ -228,13 +241,18 @@ class Tool:
         self.context = context
         self._steps, self._told = anyio.create_memory_object_stream[Callable[[], Awaitable[None]]](math.inf)
         self.ended = anyio.Event()
+        self.result = "finished"
 
     async def run(self) -> str:
         async with self._told, self._steps:
             async for step in self._told:
                 await step()
         self.ended.set()
-        return "finished"
+        return self.result
+
+    def soon(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Have the tool do something in its own task and context, after what it has been told before."""
+        self._steps.send_nowait(step)
 
     async def do(self, step: Callable[[], Awaitable[None]]) -> None:
         """Have the tool do something in its own task and context, and wait until it has."""
@@ -249,7 +267,7 @@ class Tool:
             finally:
                 finished.set()
 
-        self._steps.send_nowait(wrapped)
+        self.soon(wrapped)
         with anyio.fail_after(PATIENCE_SECONDS):
             await finished.wait()
         if failure:
