@@ -192,9 +192,8 @@ class Writer:
         if binding.generation is None:
             await binding.attached.wait()
         call = binding.standalone if stream_id == SDK_STANDALONE else binding.calls.get(stream_id)
-        if call is None or call.is_answered or binding.status in ("ended", "superseded"):
-            # After the answer, or after the end: nobody can ever ask for it.
-            return ""
+        if call is None or call.is_answered:
+            return ""  # After the answer: nobody can ever ask for it.
         kind = _kind_of(message.__class__)
         content = message.root if kind.is_root_model else message
         is_answer = call.has_answer = call is not binding.standalone and not hasattr(content, "method")
@@ -202,6 +201,8 @@ class Writer:
         if call.connection is not None and not is_answer and _kind_of(content.__class__).has_id:
             call.connection.is_interactive = True  # A request.
         try:
+            if binding.status in ("ended", "superseded"):
+                return ""
             event = self._event_of(binding, call, message, kind)
             if call.pipeline is not None:
                 return await self._hand_over(binding, call, call.pipeline, event, is_answer=is_answer)

@@ -570,6 +570,30 @@ async def test_answer_in_the_very_turn_of_an_advance_leaves_no_stream_without_an
         assert all(stream.is_terminal for stream in description.streams if stream.request_id == "1")
 
 
+async def test_answer_after_an_advance_that_failed_although_it_took_effect_leaves_no_call_behind() -> None:
+    """To the writer of one process, the session looked like another's by then, and the answer was not taken note of."""
+    async with held() as (storage, store, host, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        storage.fail("claim_generation", "after")
+        with pytest.raises(OSError, match="on fire"):
+            await store.advance_generation(client.session_id)
+        await tool.emit("b")
+        tool.finish()
+        await tool.ended.wait()
+        await wait_all_tasks_blocked()
+        await store.advance_generation(client.session_id)
+        await request.until_done()
+        description = await store.describe(client.session_id)
+        assert description is not None
+        assert all(stream.is_terminal for stream in description.streams if stream.request_id == "1")
+        again = await client.call()
+        assert again.headers["content-type"] == "text/event-stream", "its request id is free"
+        host.tools[client.session_id, "1"].finish()
+        assert [frame.step for frame in await again.frames() if frame.data] == ["answer"]
+
+
 async def test_event_of_the_earlier_execution_that_is_lost_after_a_restart_is_no_hole_of_the_new_stream() -> None:
     async with held() as (storage, store, _, client):
         request = await client.call()

@@ -503,9 +503,11 @@ class Naive:
 
         `data` None: it has no JSON text, and its place is a hole.
         """
-        if call.is_answered or binding.status in ("ended", "superseded"):
+        if call.is_answered:
             return None
         try:
+            if binding.status in ("ended", "superseded"):
+                return None
             self.faults += data is None
             return self.store(binding, call, data, is_answer=is_answer)
         except ModelFaultError:
