@@ -202,7 +202,7 @@ class Writer:
             call.connection.is_interactive = True  # A request.
         try:
             if binding.status in ("ended", "superseded"):
-                return ""
+                return ""  # Nobody can ever ask for it; but an answer is noted.
             event = self._event_of(binding, call, message, kind)
             if call.pipeline is not None:
                 return await self._hand_over(binding, call, call.pipeline, event, is_answer=is_answer)
