@@ -194,7 +194,8 @@ class SessionBinding:
         consumers: The newest connection of each stream.
         carried_seq: Highest seq of the standalone stream that any connection has written.
         changes: Counts what makes a snapshot that was being read meanwhile worthless.
-        is_generation_sure: Whether the storage is known to be in `generation`; not after a move of it has failed.
+        attempted_nonce: The random part of the generation to which a move has failed, or is under way: the storage may
+            be in that one. None where it is known to be in `generation`.
         is_fault_logged: The last fault is known to the log; reset by the next success.
         is_router_watched: The end of the SDK's router will be noticed.
         lock: Held while generation or streams move, or lost events are settled. Never needed to append.
@@ -219,7 +220,7 @@ class SessionBinding:
     consumers: dict[StreamId, Connection] = field(default_factory=dict[StreamId, Connection])
     carried_seq: int = 0
     changes: int = 0
-    is_generation_sure: bool = True
+    attempted_nonce: str | None = None
     is_fault_logged: bool = False
     is_router_watched: bool = False
     lock: anyio.Lock = field(default_factory=lambda: anyio.Lock(fast_acquire=True))

@@ -239,13 +239,17 @@ class Storage(ABC):
         assert generation is not None, "create=True always claims"
         return generation
 
-    async def advance_generation(self, session_id: str) -> Generation | None:
+    async def advance_generation(self, session_id: str, *, nonce: str | None = None) -> Generation | None:
         """Claim the next generation of a session that is not over and make it current, as `open_session` does.
+
+        Args:
+            session_id: What `Mcp-Session-Id` names.
+            nonce: The random part, for who wants to know the generation again should this fail and yet take effect.
 
         Returns:
             The new generation, or None (and nothing changed) where the session is unknown or over.
         """
-        return await self._claim_generation(session_id, self.new_nonce(), create=False)
+        return await self._claim_generation(session_id, nonce or self.new_nonce(), create=False)
 
     async def open_stream(
         self, session_id: str, generation: Generation, request_id: str, *, origin: tuple[int, int] | None = None

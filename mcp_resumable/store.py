@@ -167,6 +167,7 @@ class ResumableEventStore(EventStore):
         Raises:
             SessionNotFoundError: When the session is unknown or over.
             Exception: Whatever the storage raises where it cannot answer; call again, since it may have moved or not.
+                If it has, the session goes on in the new generation with its next event or GET.
         """
         await self._writer.end_what_is_over()
         binding = self._bindings.get(session_id)

@@ -69,19 +69,16 @@ class Writer:
         for call in (binding.standalone, *binding.calls.values()):
             if call.pipeline is not None:
                 await call.pipeline.until_settled()  # What was sent before belongs to the generation before.
-        # Shielded: the storage must not be left in a generation that the session's writer does not know.
         generation: Generation | None = None
-        with anyio.CancelScope(shield=True):
-            async with binding.lock:
-                binding.is_generation_sure = (
-                    False  # Until it is known: a storage that fails may have moved all the same.
-                )
-                generation = await self.storage.advance_generation(known(binding.session_id))
+        async with binding.lock:
+            # Shielded: the storage must not be left in a generation that the session's writer does not know.
+            with anyio.CancelScope(shield=True):
+                # Kept where the storage fails, since it may have moved all the same.
+                binding.attempted_nonce = nonce = self.storage.new_nonce()
+                generation = await self.storage.advance_generation(known(binding.session_id), nonce=nonce)
                 if generation is None or binding.status == "ended":
                     return None
-                for call in binding.calls.values():
-                    call.lost = 0  # What was lost was lost to the earlier generation.
-                await self._move_to(binding, generation)
+                await self._advance_to(binding, generation)
         return generation
 
     async def restart(self, binding: SessionBinding, request_id: str) -> None:
@@ -95,10 +92,10 @@ class Writer:
         await anyio.lowlevel.cancel_shielded_checkpoint()
         await anyio.lowlevel.cancel_shielded_checkpoint()
         call = binding.calls.get(request_id)
-        with anyio.CancelScope(shield=True):
-            async with binding.lock:
-                if call is None or call.has_answer:  # Perhaps since it was found.
-                    raise LookupError(f"no unanswered request {request_id!a} in this session")
+        async with binding.lock:
+            if call is None or call.has_answer:  # Perhaps since it was found.
+                raise LookupError(f"no unanswered request {request_id!a} in this session")
+            with anyio.CancelScope(shield=True):
                 # From here on nothing of the earlier execution is stored, and nothing of this one in its stream.
                 call.execution += 1
                 call.lost = 0
@@ -130,13 +127,15 @@ class Writer:
             if binding.session_id is not None and not binding.outlives_server:
                 # With the generation: a session that another writer has claimed since is no longer ours to end. Also
                 # where none is known: a claim that failed may have taken effect.
-                self.over.append((binding.session_id, binding.generation if binding.is_generation_sure else None))
+                self.over.append((binding.session_id, binding.generation if binding.attempted_nonce is None else None))
             binding.end()
 
     async def settle(self, binding: SessionBinding) -> None:
         """Tell the storage what it missed: events, which a snapshot then shows as holes, and streams begun anew."""
         if self.over:
             await self.end_what_is_over()
+        if binding.attempted_nonce is not None:
+            await self._look_where_it_is(binding)
         if binding.status != "unclaimed" and not binding.unsettled:
             return
         async with binding.lock:
@@ -367,6 +366,19 @@ class Writer:
                 call.lost += call.stream is not None  # What it has sent so far is gone.
         await self._move_to(binding, generation)
 
+    async def _look_where_it_is(self, binding: SessionBinding) -> None:
+        """Find out whether a move that failed took effect all the same."""
+        async with binding.lock:
+            if binding.status == "live" and binding.attempted_nonce is not None:
+                snapshot = await self.storage.snapshot(known(binding.session_id), None)
+                await self._has_moved(binding, AppendRefusedError(snapshot.generation if snapshot else None))
+
+    async def _advance_to(self, binding: SessionBinding, generation: Generation) -> None:
+        """Go on in a generation that was begun on purpose. Under the lock."""
+        for call in binding.calls.values():
+            call.lost = 0  # What was lost was lost to the earlier generation.
+        await self._move_to(binding, generation)
+
     async def _move_to(self, binding: SessionBinding, generation: Generation) -> None:
         """Go on in another generation: close what is superseded, open the running calls' streams. Under the lock."""
         running = [call for call in binding.calls.values() if call.stream is not None and not call.is_settled]
@@ -380,7 +392,7 @@ class Writer:
             binding.unsettled.clear()
             binding.standalone.lost = 0
         binding.generation = generation
-        binding.is_generation_sure = True
+        binding.attempted_nonce = None
         binding.status = "live"
         binding.changes += 1
         binding.carried_seq = 0
@@ -440,7 +452,7 @@ class Writer:
         """The storage refused a write: find out what we are no longer. Under the lock.
 
         Returns:
-            Whether the session goes on here, in a generation that was begun elsewhere.
+            Whether the session goes on here, in a generation of which nothing was known until now.
         """
         if binding.status != "live":
             return False
@@ -450,16 +462,24 @@ class Writer:
             else:
                 self.note_evicted(binding)
         elif refusal.current != binding.generation:
-            if await self._adopt(binding):
+            if await self._adopt(binding, refusal.current):
                 return True
-            binding.end("superseded")
-            self.ledger.superseded(binding, refusal.current)
+            if binding.status == "live":  # It may have ended meanwhile.
+                binding.end("superseded")
+                self.ledger.superseded(binding, refusal.current)
         return False
 
-    async def _adopt(self, binding: SessionBinding) -> bool:
-        """Go on in a session's current generation, if it was begun elsewhere and is still this worker's to write."""
+    async def _adopt(self, binding: SessionBinding, current: Generation) -> bool:
+        """Go on in a session's current generation, if that is this writer's after all.
+
+        So it is where a move of its own has failed although it took effect, or where it was begun elsewhere, as may be
+        where the storage is shared, and the session is still this worker's to write.
+        """
         if self.shared is None:
-            return False
+            is_its_own = current.nonce == binding.attempted_nonce
+            if is_its_own:
+                await self._advance_to(binding, current)
+            return is_its_own
         session_id = known(binding.session_id)
         found = await self.shared.find_owner(session_id)
         if found is None or found.worker != self.shared.worker_id or found.generation == binding.generation:
@@ -471,6 +491,8 @@ class Writer:
             if next_one is None:
                 return False
             generation, is_lost = next_one, True
+        if binding.status != "live":
+            return False
         for call in binding.calls.values():
             # After a fork, nobody knows what is left of what it has sent so far; otherwise it is void.
             has_sent = call.stream is not None or call.lost > 0
@@ -486,6 +508,8 @@ class Writer:
 
     def _note_abandoned(self, binding: SessionBinding) -> None:
         """Note that another worker has given up a session, and told its client so: nothing of it goes on here."""
+        if binding.status != "live":
+            return
         self._note_dropped(binding)
         binding.close_consumers()
         for call in binding.calls.values():

@@ -17,7 +17,9 @@ from mcp_resumable.storage import Batch, SessionDescription
 
 T = TypeVar("T")
 
-Operation = Literal["claim_generation", "open_stream", "append", "snapshot", "read", "wait", "end_session"]
+Operation = Literal[
+    "claim_generation", "open_stream", "append", "snapshot", "read", "wait", "end_session", "find_owner"
+]
 When = Literal["before", "after"]
 
 
@@ -149,7 +151,7 @@ class SharedHeldStorage(HeldStorage, SharedStorage):
         pass
 
     async def find_owner(self, session_id: str) -> Ownership | None:
-        snapshot = await self.inner.snapshot(session_id, None)
+        snapshot = await self._do("find_owner", self.inner.snapshot(session_id, None))
         if snapshot is None:
             return None
         return Ownership(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -11,7 +11,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
-from mcp_resumable import ResumableEventStore, Retention
+from mcp_resumable import Generation, ResumableEventStore, Retention
 from tests.held_storage import HeldStorage, SharedHeldStorage
 from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting, store_as_the_router
 
@@ -29,6 +29,9 @@ def kind_of_storage(request: pytest.FixtureRequest) -> None:
 
 stored_at_once = pytest.mark.parametrize("kind_of_storage", [False], ids=["stored at once"], indirect=True)
 """For what is so only there; `test_pipeline` has the counterpart."""
+
+stored_later = pytest.mark.parametrize("kind_of_storage", [True], ids=["stored later"], indirect=True)
+"""For what a writer asks only a shared storage."""
 
 
 def new_storage(**options: Any) -> HeldStorage:
@@ -51,6 +54,12 @@ async def read_steps(request: Request, count: int) -> list[Frame]:
         if frame.data:
             frames.append(frame)
     return frames
+
+
+async def generation_of(store: ResumableEventStore, client: Client) -> Generation:
+    description = await store.describe(client.session_id)
+    assert description is not None
+    return description.generation
 
 
 def steps_of(frames: list[Frame]) -> list[str]:
@@ -592,6 +601,144 @@ async def test_answer_after_an_advance_that_failed_although_it_took_effect_leave
         assert again.headers["content-type"] == "text/event-stream", "its request id is free"
         host.tools[client.session_id, "1"].finish()
         assert [frame.step for frame in await again.frames() if frame.data] == ["answer"]
+
+
+async def test_advance_that_failed_although_it_took_effect_is_taken_in_with_the_next_event() -> None:
+    """A writer of one process took its session for another's from then on: its events had no ids, until it was told."""
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        old = (await read_steps(request, 1))[0]
+        storage.fail("claim_generation", "after")
+        with pytest.raises(OSError, match="on fire"):
+            await store.advance_generation(client.session_id)
+        await tool.emit("b")
+        await request.until_done()
+        tool.finish()
+        await tool.ended.wait()
+        description = await store.describe(client.session_id)
+        assert description is not None
+        stream = next(stream for stream in description.streams if stream.request_id == "1")
+        assert description.generation.counter == 2
+        assert steps_of(await client.get(f"{description.generation}:{stream.stream}:0").frames()) == ["b", "answer"]
+        assert await client.get(old.id).reason() == "generation_mismatch"
+        plain = client.get()
+        begin = await plain.frame()
+        assert begin is not None
+        assert (plain.status, begin.id) == (200, f"{description.generation}:0:0")
+
+
+@pytest.mark.parametrize("rejection", ["status", "stream"])
+async def test_advance_that_failed_although_it_took_effect_is_taken_in_with_the_next_get(rejection: str) -> None:
+    async with held(rejection=rejection) as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        old = (await read_steps(request, 1))[0]
+        storage.fail("claim_generation", "after")
+        with pytest.raises(OSError, match="on fire"):
+            await store.advance_generation(client.session_id)
+        claim = client.get(old.id)
+        if rejection == "status":
+            assert await claim.reason() == "generation_mismatch"
+            plain = client.get()
+            begin = await plain.frame()
+            assert begin is not None
+            assert (plain.status, begin.id) == (200, f"{await generation_of(store, client)}:0:0")
+        else:
+            await claim.frame()  # The beginning of its current execution, and that is told.
+            await tool.emit("b")
+            tool.finish()
+            assert steps_of((await claim.frames())[-2:]) == ["b", "answer"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_plain_get_beside_an_advance_waits_for_its_end(fails: bool) -> None:
+    """Whether the session has moved is not known meanwhile."""
+    async with held() as (storage, store, _, client):
+        trap = storage.hold("claim_generation", "after", then_fail=fails)
+
+        async def advance() -> None:
+            with suppress(OSError):
+                await store.advance_generation(client.session_id)
+
+        async with anyio.create_task_group() as task_group:
+            task_group.start_soon(advance)
+            await trap.until_reached()
+            plain = client.get()
+            await wait_all_tasks_blocked()
+            is_answered_early = bool(plain.status)
+            trap.release()
+        assert not is_answered_early
+        begin = await plain.frame()
+        assert begin is not None
+        assert begin.id == f"{await generation_of(store, client)}:0:0"
+        assert begin.id.startswith("2-")
+
+
+async def test_advance_that_fails_before_its_effect_leaves_everything_as_it_is() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        storage.fail("claim_generation")
+        with pytest.raises(OSError, match="on fire"):
+            await store.advance_generation(client.session_id)
+        first = (await read_steps(request, 1))[0]
+        await tool.emit("b")
+        tool.finish()
+        assert steps_of(await client.get(first.id).frames()) == ["b", "answer"]
+        assert (await generation_of(store, client)).counter == 1
+
+
+async def test_advance_and_restart_that_wait_for_a_storage_that_hangs_can_be_given_up() -> None:
+    async with held() as (storage, store, _, client):
+        await client.call()
+        tool = client.tool()
+        trap = storage.hold("claim_generation")
+        scope = anyio.CancelScope()
+        given_up: list[str] = []
+
+        async def give_up(name: str, change: Awaitable[object]) -> None:
+            with scope:
+                await change
+            given_up.append(name)
+
+        async with anyio.create_task_group() as task_group:
+            task_group.start_soon(store.advance_generation, client.session_id)
+            await trap.until_reached()
+            task_group.start_soon(give_up, "advance", store.advance_generation(client.session_id))
+            await wait_all_tasks_blocked()
+            scope.cancel()
+            await wait_all_tasks_blocked()
+            scope = anyio.CancelScope()
+            task_group.start_soon(give_up, "restart", store.restart_stream(1, client.session_id))
+            await wait_all_tasks_blocked()
+            scope.cancel()
+            await wait_all_tasks_blocked()
+            in_time = list(given_up)
+            trap.release()
+        assert in_time == ["advance", "restart"]
+        await tool.emit("a")
+        assert (await generation_of(store, client)).counter == 2, "one advance, and nothing of what was given up"
+
+
+@stored_later
+async def test_session_that_ends_while_its_writer_looks_whose_it_is_stays_ended() -> None:
+    """It was taken for live, or for another's, whatever had come over it meanwhile."""
+    async with held() as (storage, store, _, client):
+        await client.call()
+        tool = client.tool()
+        await storage.inner.advance_generation(client.session_id)
+        trap = storage.hold("find_owner", "after")
+        await tool.emit("a")
+        await trap.until_reached()
+        await store.end_session(client.session_id)
+        trap.release()
+        await wait_all_tasks_blocked()
+        assert store.stats().sessions == 0
+        assert await client.get().reason() == "session_not_found"
 
 
 async def test_event_of_the_earlier_execution_that_is_lost_after_a_restart_is_no_hole_of_the_new_stream() -> None:

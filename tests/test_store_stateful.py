@@ -21,7 +21,7 @@ import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Literal, TypeVar
@@ -170,6 +170,8 @@ class MBinding:
     unsettled: list[MCall] = field(default_factory=list)
     consumers: dict[MStream, MConnection] = field(default_factory=dict)
     carried: int = 0
+    attempted: MGeneration | None = None  # what a move that failed would have led to
+    adoptions: int = 0
 
 
 @dataclass(eq=False)
@@ -410,6 +412,7 @@ class Naive:
             binding.unsettled.clear()
             binding.standalone.lost = 0
         binding.generation = generation
+        binding.attempted = None
         binding.status = "live"
         binding.carried = 0
         binding.standalone.stream = self.sessions[binding.session_id].streams[0]
@@ -428,9 +431,12 @@ class Naive:
             if call not in binding.unsettled:
                 binding.unsettled.append(call)
             try:
-                self.open(binding, call)
-            except ModelRefusedError as refusal:
-                self.note(binding, refusal)
+                while call.stream is None:
+                    try:
+                        self.open(binding, call)
+                    except ModelRefusedError as refusal:
+                        if not self.has_moved(binding, refusal):
+                            break
             except ModelFaultError:
                 self.faults += 1
                 continue
@@ -458,18 +464,17 @@ class Naive:
     def ensure_open(self, binding: MBinding, call: MCall) -> None:
         if binding.status in ("unclaimed", "evicted"):
             self.first_or_next_claim(binding)
-        if call.stream is not None:
-            return
-        try:
-            self.open(binding, call)
-        except ModelRefusedError as refusal:
-            self.note(binding, refusal)
-            if binding.status != "evicted":
-                raise
-            self.first_or_next_claim(binding)
-            self.open(binding, call)
+        while call.stream is None:
+            try:
+                self.open(binding, call)
+            except ModelRefusedError as refusal:
+                if not self.has_moved(binding, refusal):
+                    if binding.status != "evicted":
+                        raise
+                    self.first_or_next_claim(binding)
 
-    def note(self, binding: MBinding, refusal: ModelRefusedError) -> None:
+    def has_moved(self, binding: MBinding, refusal: ModelRefusedError) -> bool:
+        """Take in a refusal; tell whether the writer had taken a move of its own for failed."""
         if binding.status == "live":
             if refusal.current is None:
                 binding.status = "evicted"
@@ -477,8 +482,13 @@ class Naive:
                 live = [call.connection for call in binding.calls.values()]
                 for connection in binding.consumers.values():
                     connection.is_closed |= connection not in live
+            elif refusal.current is binding.attempted:
+                binding.adoptions += 1
+                self.advance_to(binding, refusal.current)
+                return True
             elif refusal.current is not binding.generation:
                 self.end(binding, "superseded")
+        return False
 
     def end(self, binding: MBinding, status: str = "ended") -> None:
         binding.status = status
@@ -534,7 +544,7 @@ class Naive:
         if binding.generation is not None and call.stream is not None and not call.lost:
             with contextlib.suppress(ModelRefusedError):
                 stored = call.stream, self.append(binding, call.stream, (event,), is_terminal=is_answer)
-        if stored is None:
+        while stored is None:
             if binding.status == "evicted" and call.stream is not None:
                 return None
             try:
@@ -543,8 +553,9 @@ class Naive:
                 events = (*[None] * call.lost, event)
                 stored = call.stream, self.append(binding, call.stream, events, is_terminal=is_answer)
             except ModelRefusedError as refusal:
-                self.note(binding, refusal)
-                return None
+                if not self.has_moved(binding, refusal):
+                    return None
+                continue
             call.lost = 0
             if call in binding.unsettled:
                 binding.unsettled.remove(call)
@@ -562,12 +573,23 @@ class Naive:
         self.forget_if_done(binding, call)
 
     def advance(self, binding: MBinding) -> MGeneration | None:
-        generation = self.claim(binding.session_id, None, create=False)
+        binding.attempted = MGeneration(0, "")  # Nobody's, where it fails before its effect.
+        before = self.sessions.get(binding.session_id)
+        try:
+            generation = self.claim(binding.session_id, None, create=False)
+        except ModelFaultError:
+            after = self.sessions.get(binding.session_id)
+            if after is not None and after is not before:
+                binding.attempted = after.generation
+            raise
         if generation is not None and binding.status != "ended":
-            for call in binding.calls.values():
-                call.lost = 0
-            self.move_to(binding, generation)
+            self.advance_to(binding, generation)
         return generation
+
+    def advance_to(self, binding: MBinding, generation: MGeneration) -> None:
+        for call in binding.calls.values():
+            call.lost = 0
+        self.move_to(binding, generation)
 
     def restart(self, binding: MBinding, call: MCall) -> None:
         call.lost = 0
@@ -579,9 +601,13 @@ class Naive:
     # The store's reading side.
 
     def settle(self, binding: MBinding) -> None:
+        if binding.status == "live" and binding.attempted is not None:
+            session = self.look(binding)
+            self.has_moved(binding, ModelRefusedError(session.generation if session is not None else None))
         if binding.status == "unclaimed":
             self.first_or_next_claim(binding)
-        for call in list(binding.unsettled):
+        while binding.unsettled:
+            call = binding.unsettled[0]
             try:
                 if call.stream is None:
                     self.open(binding, call)
@@ -589,18 +615,22 @@ class Naive:
                 if call.lost:
                     self.append(binding, call.stream, [None] * call.lost, is_terminal=call.is_answer_lost)
             except ModelRefusedError as refusal:
-                self.note(binding, refusal)
+                if self.has_moved(binding, refusal):
+                    continue
             call.lost = 0
             if call in binding.unsettled:
                 binding.unsettled.remove(call)
 
-    def snapshot(self, binding: MBinding) -> MSession | None:
-        self.settle(binding)
+    def look(self, binding: MBinding) -> MSession | None:
         self.fault("snapshot")
         session = self.sessions.get(binding.session_id)
         if session is not None:
             self.touch(session)
         return session
+
+    def snapshot(self, binding: MBinding) -> MSession | None:
+        self.settle(binding)
+        return self.look(binding)
 
     def verdict(self, session: MSession, claim: Claim) -> frozenset[str]:
         """Return the reasons for which the claim may be refused; `resume` is one."""
@@ -689,7 +719,7 @@ class Naive:
                 if binding.status == "ended":
                     return Refused(frozenset({"session_not_found"}))
                 # It makes no claim, so the session goes on in its next generation.
-                self.note(binding, ModelRefusedError(None))
+                self.has_moved(binding, ModelRefusedError(None))
         if session.generation is not binding.generation:
             return Refused(frozenset({"generation_mismatch"}))
         stream = session.streams[0]
@@ -977,7 +1007,15 @@ class Store(RuleBasedStateMachine):
         self.claims.append((session.model.session_id, Claim.issued(text)))
 
     def emit_in_router(
-        self, session: Session, stream_id: str, model: MCall, history: History, text: str, kind: str, *, is_answer: bool
+        self,
+        session: Session,
+        stream_id: str,
+        model: MCall,
+        place: Post | Session,
+        text: str,
+        kind: str,
+        *,
+        is_answer: bool,
     ) -> str:
         message, text = message_of(text, kind, is_answer=is_answer)
 
@@ -989,7 +1027,9 @@ class Store(RuleBasedStateMachine):
             return text_id
 
         data = None if kind == "broken" else text.encode()
-        stored = self.naive.record(session.model, model, data, is_answer=is_answer)
+        with self.histories_of(session):
+            stored = self.naive.record(session.model, model, data, is_answer=is_answer)
+        history = place.history if isinstance(place, Post) else place.standalone
         text_id = self.do(route())
         self.learn()
         for tail in self.tails:
@@ -1010,6 +1050,18 @@ class Store(RuleBasedStateMachine):
                 assert nonce not in self.nonces
                 self.nonces.add(nonce)
                 session.generation.nonce = nonce
+
+    @contextlib.contextmanager
+    def histories_of(self, session: Session) -> Generator[None]:
+        """Begin new histories where this finds the session in the generation of a move that was taken for failed."""
+        adoptions, unanswered = session.model.adoptions, [post for post in session.posts if not post.model.is_answered]
+        try:
+            yield
+        finally:
+            if session.model.adoptions != adoptions:
+                for post in unanswered:  # Its answer belongs there, if this was it.
+                    post.history = History()
+                session.standalone = History()
 
     def histories_move(self, session: Session, posts: Sequence[Post], *, with_standalone: bool = False) -> None:
         """From here on these calls emit in another stream."""
@@ -1083,6 +1135,7 @@ class Store(RuleBasedStateMachine):
             assert expected is None
         except OSError:
             assert isinstance(expected, ModelFaultError)
+            self.learn()
         else:
             self.histories_move(session, session.posts, with_standalone=True)
             self.learn()
@@ -1143,7 +1196,8 @@ class Store(RuleBasedStateMachine):
             return call, promised
 
         model = session.model.calls[key] = MCall(key, connection)
-        stored = self.naive.prime(session.model, model) if primed else None
+        with self.histories_of(session):
+            stored = self.naive.prime(session.model, model) if primed else None
         call, promised = self.do(begin())
         self.learn()
         assert promised == ("" if stored is None else event_id(*stored))
@@ -1182,9 +1236,7 @@ class Store(RuleBasedStateMachine):
 
     def emit_in_call(self, post: Post, text: str, kind: str, *, is_answer: bool) -> None:
         session = post.session
-        text_id = self.emit_in_router(
-            session, str(post.request_id), post.model, post.history, text, kind, is_answer=is_answer
-        )
+        text_id = self.emit_in_router(session, str(post.request_id), post.model, post, text, kind, is_answer=is_answer)
         if text_id and not post.connection.real.is_closed and not post.model.is_served:
             post.live_prefixes.add(text_id.rpartition(":")[0])
             assert len(post.live_prefixes) == 1, "one connection carries two executions or generations"
@@ -1207,7 +1259,8 @@ class Store(RuleBasedStateMachine):
         post = self.unanswered[pick % len(self.unanswered)]
         session = post.session
         self.plan(open=fault)
-        self.naive.restart(session.model, post.model)
+        with self.histories_of(session):
+            self.naive.restart(session.model, post.model)
         self.do(self.store.restart_stream(post.request_id, session.model.session_id))
         self.histories_move(session, [post])
 
@@ -1219,9 +1272,7 @@ class Store(RuleBasedStateMachine):
             return
         self.plan(append=append)
         text = self.payload(size, is_answer=False)
-        self.emit_in_router(
-            session, STANDALONE, session.model.standalone, session.standalone, text, kind, is_answer=False
-        )
+        self.emit_in_router(session, STANDALONE, session.model.standalone, session, text, kind, is_answer=False)
 
     @precondition(lambda self: any(one.is_replaced and one.model.status == "live" for one in self.sessions))
     @rule(pick=PICKS, size=SIZES)
@@ -1231,7 +1282,7 @@ class Store(RuleBasedStateMachine):
         self.plan()
         text = self.payload(size, is_answer=False)
         stored = self.emit_in_router(
-            session, STANDALONE, session.model.standalone, session.standalone, text, "duck", is_answer=False
+            session, STANDALONE, session.model.standalone, session, text, "duck", is_answer=False
         )
         assert not stored
 
@@ -1299,7 +1350,9 @@ class Store(RuleBasedStateMachine):
     def plain_get(self, pick: int, fault: When | None) -> None:
         session = self.pick_session(pick)
         self.plan(snapshot="before" if fault else None)
-        self.connect(session, None, self.naive.plain_outcome(session.model))
+        with self.histories_of(session):
+            outcome = self.naive.plain_outcome(session.model)
+        self.connect(session, None, outcome)
 
     @precondition(lambda self: self.tails)
     @rule(pick=PICKS)
@@ -1309,7 +1362,8 @@ class Store(RuleBasedStateMachine):
         tail.model.is_over = True
 
     def present(self, session: Session, claim: Claim) -> Served | Refused:
-        outcome = self.naive.claim_outcome(session.model, claim)
+        with self.histories_of(session):
+            outcome = self.naive.claim_outcome(session.model, claim)
         note(f"{claim.text!a}: {outcome if isinstance(outcome, Refused) else event_id(outcome.stream, outcome.seq)}")
         self.connect(session, claim, outcome)
         return outcome
