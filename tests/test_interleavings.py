@@ -603,6 +603,25 @@ async def test_answer_after_an_advance_that_failed_although_it_took_effect_leave
         assert [frame.step for frame in await again.frames() if frame.data] == ["answer"]
 
 
+async def test_event_that_is_lost_before_an_advance_is_no_hole_of_the_next_generation() -> None:
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        tool = client.tool()
+        await tool.emit("a")
+        await read_steps(request, 1)
+        storage.fail("append")
+        await tool.emit("b")
+        await wait_all_tasks_blocked()
+        await store.advance_generation(client.session_id)
+        await tool.emit("c")
+        tool.finish()
+        await tool.ended.wait()
+        description = await store.describe(client.session_id)
+        assert description is not None
+        stream = next(stream for stream in description.streams if stream.request_id == "1")
+        assert steps_of(await client.get(f"{description.generation}:{stream.stream}:0").frames()) == ["c", "answer"]
+
+
 async def test_advance_that_failed_although_it_took_effect_is_taken_in_with_the_next_event() -> None:
     """A writer of one process took its session for another's from then on: its events had no ids, until it was told."""
     async with held() as (storage, store, _, client):
