@@ -20,12 +20,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import append, end_to_end, idle, memory, resume, storm, workers
+from benchmarks import append, end_to_end, idle, machine, memory, resume, storm, workers
 from benchmarks.measure import Figure, Options
 from benchmarks.report import environment, print_table, write_chart, write_json
 from benchmarks.valkey import running_valkey
 
 _PARTS: dict[str, Callable[[Options], AsyncIterator[Figure]]] = {
+    "machine": machine.run,
     "append": append.run,
     "resume": resume.run,
     "memory": memory.run,
