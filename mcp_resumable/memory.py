@@ -78,6 +78,9 @@ class MemoryStorage(Storage):
         """
         super().__init__(retention=retention, nonce=nonce)
         self._clock = clock
+        # Each append asks for these; the model takes twice as long to tell.
+        limits = self.retention
+        self._limits = limits.max_events, limits.max_bytes, limits.max_session_bytes, limits.max_total_bytes
         # Least recently active first.
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         # What is left of sessions that are over: when to forget it, and the nonces of the generations they had.
@@ -146,7 +149,8 @@ class MemoryStorage(Storage):
         kept = session.streams.get(stream.ordinal)
         if kept is None or kept.id != stream or kept.is_terminal:
             raise AppendRefusedError(session.generation)
-        ring, retention = kept.ring, self.retention
+        ring = kept.ring
+        max_events, max_bytes, max_session_bytes, max_total_bytes = self._limits
         if session.empty:
             session.empty.discard(kept)
             self._empty.discard(kept)
@@ -161,15 +165,15 @@ class MemoryStorage(Storage):
         if is_terminal:
             kept.is_terminal = True
             session.unanswered -= 1
-            expires_at = session.active_at + retention.completed_seconds
+            expires_at = session.active_at + self.retention.completed_seconds
             self._completed[kept] = expires_at
             self._next_expiry = min(self._next_expiry, expires_at)
         # Invariant: the newest event is never evicted by its own append.
-        while (ring.retained_bytes > retention.max_bytes or len(ring) > retention.max_events) and len(ring) > 1:
+        while seq - ring.replay_floor > max_events or (ring.retained_bytes > max_bytes and seq - ring.replay_floor > 1):
             self._evict_event(kept)
             self._order.forget(kept, 1)
             session.order.forget(kept, 1)
-        if session.charged_bytes > retention.max_session_bytes or self._charged_bytes > retention.max_total_bytes:
+        if session.charged_bytes > max_session_bytes or self._charged_bytes > max_total_bytes:
             self._enforce_ceilings(session, newest=kept)
         if kept.changed is not None:
             kept.wake()
@@ -469,16 +473,16 @@ def _state_of(session: _Session, claimed: StreamId, seq: int, newest: _Stream | 
     if stream is not None:
         if stream.id != claimed:
             return NeverOpened()
-        ring = stream.ring
-        state = Retained(
-            high_water_mark=ring.high_water_mark,
-            replay_floor=ring.replay_floor,
+        ring, is_terminal = stream.ring, stream.is_terminal
+        mark, floor = ring.high_water_mark, ring.replay_floor
+        is_rest_short = is_terminal and floor <= seq < mark <= seq + MAX_BATCH_EVENTS
+        return Retained(
+            high_water_mark=mark,
+            replay_floor=floor,
             last_hole=ring.last_hole,
-            is_terminal=stream.is_terminal,
+            is_terminal=is_terminal,
+            rest=ring.after(seq, MAX_BATCH_EVENTS) if is_rest_short else None,
         )
-        if stream.is_terminal and ring.replay_floor <= seq and 0 < ring.high_water_mark - seq <= MAX_BATCH_EVENTS:
-            state.rest = ring.after(seq, MAX_BATCH_EVENTS)
-        return state
     if claimed.ordinal >= session.next_ordinal:
         return NeverOpened()
     return Superseded() if newest is not None and newest.id.ordinal > claimed.ordinal else Dropped()

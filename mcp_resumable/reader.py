@@ -407,7 +407,8 @@ class Reader:
             return None
         for _ in range(_MAX_SNAPSHOT_ATTEMPTS):
             try:
-                await self.writer.settle(binding)
+                if self.writer.has_to_settle(binding):
+                    await self.writer.settle(binding)
                 changes = binding.changes
                 snapshot = await self.storage.snapshot(binding.session_id, cursor)
             except Exception as exc:

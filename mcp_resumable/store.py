@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
@@ -141,8 +141,8 @@ class ResumableEventStore(EventStore):
         gate = exchange.gate
 
         def send(text: str, event_id: str | None) -> Awaitable[None]:
-            # The SDK only asks a message for its JSON text.
-            return send_callback(EventMessage(cast(Any, _StoredMessage(text)), event_id))
+            message: Any = _StoredMessage(text)  # The SDK only asks a message for its JSON text.
+            return send_callback(EventMessage(message, event_id))
 
         try:
             if gate.is_claim:

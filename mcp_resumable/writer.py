@@ -130,14 +130,16 @@ class Writer:
                 self.over.append((binding.session_id, binding.generation if binding.attempted_nonce is None else None))
             binding.end()
 
+    def has_to_settle(self, binding: SessionBinding) -> bool:
+        """Tell whether storage and binding may not agree."""
+        return bool(binding.unsettled or self.over or binding.attempted_nonce) or binding.status == "unclaimed"
+
     async def settle(self, binding: SessionBinding) -> None:
         """Tell the storage what it missed: events, which a snapshot then shows as holes, and streams begun anew."""
         if self.over:
             await self.end_what_is_over()
         if binding.attempted_nonce is not None:
             await self._look_where_it_is(binding)
-        if binding.status != "unclaimed" and not binding.unsettled:
-            return
         async with binding.lock:
             if binding.status == "unclaimed":
                 await self._claim(binding)
@@ -193,11 +195,12 @@ class Writer:
         call = binding.standalone if stream_id == SDK_STANDALONE else binding.calls.get(stream_id)
         if call is None or call.is_answered:
             return ""  # After the answer: nobody can ever ask for it.
-        kind = _kind_of(message.__class__)
-        content = message.root if kind.is_root_model else message
-        is_answer = call.has_answer = call is not binding.standalone and not hasattr(content, "method")
+        kind = content = _kind_of(message.__class__)
+        if kind.is_root_model:
+            content = _kind_of(message.root.__class__)
+        is_answer = call.has_answer = not content.has_method and call is not binding.standalone
         execution = call.execution
-        if call.connection is not None and not is_answer and _kind_of(content.__class__).has_id:
+        if content.has_id and call.connection is not None and not is_answer:
             call.connection.is_interactive = True  # A request.
         try:
             if binding.status in ("ended", "superseded"):
@@ -545,11 +548,13 @@ class _Kind:
 
     Attributes:
         is_root_model: It is around the JSON-RPC object, as on the 1.x line; on the 2.x line it is the object.
-        has_id: It is an object of those that are answered, or an answer.
+        has_method: It is a request or a notification; what is not, is an answer.
+        has_id: It is a request or an answer.
         serializer: Does what `model_dump_json` does, in half the time; None where a class does that in its own way.
     """
 
     is_root_model: bool
+    has_method: bool
     has_id: bool
     serializer: SchemaSerializer | None
 
@@ -557,10 +562,11 @@ class _Kind:
 @lru_cache(maxsize=64)  # More than an SDK has; classes that a server makes up are not held for ever.
 def _kind_of(of: type[Any]) -> _Kind:
     if not issubclass(of, BaseModel):
-        return _Kind(is_root_model=False, has_id=False, serializer=None)
+        return _Kind(is_root_model=False, has_method=hasattr(of, "method"), has_id=False, serializer=None)
     is_usual = of.model_dump_json is BaseModel.model_dump_json
     return _Kind(
         is_root_model=issubclass(of, RootModel),
+        has_method="method" in of.model_fields,
         has_id="id" in of.model_fields,
         serializer=TypeAdapter[BaseModel](of).serializer if is_usual else None,
     )
