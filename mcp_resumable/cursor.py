@@ -42,9 +42,6 @@ _EVENT_ID = re.compile(
 )
 
 
-_new = tuple.__new__
-
-
 class Generation(NamedTuple):
     """One unbroken logical life of a session's history.
 
@@ -125,19 +122,18 @@ class EventCursor(NamedTuple):
         if match is None:
             return None
         counter, nonce, ordinal, encoded, seq = match.groups()
-        # `_new` takes half as long as the constructors, which only call it.
         if ordinal is None:
             stream = STANDALONE
         elif encoded is None:
-            stream = _new(StreamId, (int(ordinal), None))
+            stream = StreamId(int(ordinal))
         else:
             try:
                 # A third of what `urlsafe_b64decode` takes. More padding than is missing is ignored.
                 request_id = a2b_base64(encoded.replace("-", "+").replace("_", "/") + "==").decode()
             except UnicodeDecodeError:
                 return None
-            stream = _new(StreamId, (int(ordinal), request_id))
-        return _new(cls, (_new(Generation, (int(counter), nonce)), stream, int(seq)))
+            stream = StreamId(int(ordinal), request_id)
+        return cls(Generation(int(counter), nonce), stream, int(seq))
 
     def __str__(self) -> str:
         """Return the event id, e.g. `2-k3v9q0m4x7ta:5.Nw:47`."""

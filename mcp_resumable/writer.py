@@ -76,6 +76,8 @@ class Writer:
                 # Kept where the storage fails, since it may have moved all the same.
                 binding.attempted_nonce = nonce = self.storage.new_nonce()
                 generation = await self.storage.advance_generation(known(binding.session_id), nonce=nonce)
+                if generation is not None and binding.status not in ("live", "ended"):
+                    await self._own(binding, generation)
                 if generation is None or binding.status == "ended":
                     return None
                 await self._advance_to(binding, generation)
@@ -357,8 +359,7 @@ class Writer:
         session_id = known(binding.session_id)
         is_first = binding.status == "unclaimed"
         generation = await self.storage.open_session(session_id, nonce=binding.nonce if is_first else None)
-        if self.shared is not None:
-            await self.shared.own_session(session_id, generation, digest_of(binding.credential))
+        await self._own(binding, generation)
         if binding.status == "ended":
             self.over.append((session_id, generation))
             raise AppendRefusedError(None)
@@ -368,6 +369,11 @@ class Writer:
             else:
                 call.lost += call.stream is not None  # What it has sent so far is gone.
         await self._move_to(binding, generation)
+
+    async def _own(self, binding: SessionBinding, generation: Generation) -> None:
+        """Have other workers know who serves the session, and for whom."""
+        if self.shared is not None:
+            await self.shared.own_session(known(binding.session_id), generation, digest_of(binding.credential))
 
     async def _look_where_it_is(self, binding: SessionBinding) -> None:
         """Find out whether a move that failed took effect all the same."""

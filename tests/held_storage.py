@@ -18,7 +18,18 @@ from mcp_resumable.storage import Batch, SessionDescription
 T = TypeVar("T")
 
 Operation = Literal[
-    "claim_generation", "open_stream", "append", "snapshot", "read", "wait", "end_session", "find_owner"
+    "claim_generation",
+    "open_stream",
+    "append",
+    "snapshot",
+    "read",
+    "wait",
+    "end_session",
+    "own_session",
+    "find_owner",
+    "take_over",
+    "note_carried",
+    "notice",
 ]
 When = Literal["before", "after"]
 
@@ -143,6 +154,11 @@ class SharedHeldStorage(HeldStorage, SharedStorage):
         assert self.task_group is not None
         self.task_group.start_soon(work)
 
+    async def _claim_generation(self, session_id: str, nonce: str, *, create: bool) -> Generation | None:
+        if create:
+            self._credentials.pop(session_id, None)  # Until somebody says so, nobody serves it.
+        return await super()._claim_generation(session_id, nonce, create=create)
+
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:  # noqa: ARG002
         self._credentials[session_id] = credential
         return True
@@ -156,7 +172,7 @@ class SharedHeldStorage(HeldStorage, SharedStorage):
             return None
         return Ownership(
             generation=snapshot.generation,
-            worker=self.worker_id,
+            worker=self.worker_id if session_id in self._credentials else "",
             credential=self._credentials.get(session_id, ""),
             is_alive=True,
             is_forked=False,

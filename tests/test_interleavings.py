@@ -744,6 +744,20 @@ async def test_advance_and_restart_that_wait_for_a_storage_that_hangs_can_be_giv
 
 
 @stored_later
+async def test_session_whose_claim_failed_is_this_workers_once_it_is_advanced() -> None:
+    """It was nobody's for other workers, who answered each claim with 404."""
+    async with held() as (storage, store, _, client):
+        await storage.inner.end_session(client.session_id)
+        storage.fail("claim_generation", "after")
+        await client.call()
+        generation = await store.advance_generation(client.session_id)
+        assert isinstance(storage, SharedHeldStorage)
+        found = await storage.find_owner(client.session_id)
+        assert found is not None
+        assert (found.generation, found.worker) == (generation, storage.worker_id)
+
+
+@stored_later
 async def test_session_that_ends_while_its_writer_looks_whose_it_is_stays_ended() -> None:
     """It was taken for live, or for another's, whatever had come over it meanwhile."""
     async with held() as (storage, store, _, client):
