@@ -29,6 +29,7 @@ Operation = Literal[
     "find_owner",
     "take_over",
     "note_carried",
+    "abandon_session",
     "notice",
 ]
 When = Literal["before", "after"]

@@ -119,8 +119,8 @@ class Reading:
 # What is done, a number that picks with whom, and how many turns the event loop makes afterwards.
 Step = tuple[str, int, int]
 
-# What is wanted often stands there often; Hypothesis shrinks to what comes first. After an end or an advance little is
-# left to resume, so most of these are not done.
+# What is wanted often stands there often; Hypothesis shrinks to what comes first. After an end, an eviction or an
+# advance little is left to resume, so most of these are not done.
 ACTIONS = (
     *(["hold"] * 6 + ["emit"] * 6 + ["go on"] * 6 + ["resume"] * 3 + ["finish"] * 2 + ["fail"] * 3 + ["advance"] * 2),
     *(["restart by operator", "restart"] * 2 + ["call", "hang up", "close", "listen", "notify", "evict", "end"]),
@@ -156,6 +156,7 @@ class World:
         self.meaning: dict[str, str] = {}
         self.notes = 0
         self.has_failed = self.has_advanced = self.has_evicted = self.has_ended = False
+        self.has_died = False  # To another worker, the one that serves the session.
 
     @property
     def held(self) -> list[Held]:
@@ -185,7 +186,7 @@ class World:
                 self.work(running[pick % len(running)], action)
             case "listen":
                 self.readings.append(Reading(self.client.get(), is_standalone=True))
-            case "evict":
+            case "evict" if pick < 5:
                 self.has_evicted = True
                 self.host.task_group.start_soon(self.evict)
             case "end" if pick < 3:
@@ -281,8 +282,7 @@ class World:
 
     async def check_the_end(self) -> None:
         """Let everything come to its end, and check what was seen and what is left."""
-        self.let_go()
-        await turn(UNTIL_QUIET)
+        await self.let_go()
         self.read()
         open_streams = [reading.stream for reading in self.readings if not reading.request.done.is_set()]
         assert len(open_streams) == len(set(open_streams)), f"two connections carry one stream: {open_streams}"
@@ -307,9 +307,10 @@ class World:
         else:
             await self.check_streams()
 
-    def let_go(self) -> None:
-        """Hold nothing any more."""
+    async def let_go(self) -> None:
+        """Hold nothing any more, and let everything come to where it waits for a tool or a client."""
         self.storage.let_go()
+        await turn(UNTIL_QUIET)
 
     async def check_cursor(self, cursor: str) -> None:
         """Check what becomes of a claim in the end."""
@@ -339,7 +340,7 @@ class World:
                 is_next = False  # Sent live without an event id: what is lost has a place, or two where it took effect.
                 assert reading.cursor is None, "what is resumed has event ids"
                 has_moved = self.has_advanced or any(call.is_begun_anew for call in self.calls)
-                assert self.has_failed or has_moved or self.has_evicted or self.has_ended
+                assert self.has_failed or has_moved or self.has_evicted or self.has_ended or self.has_died
 
     def justify(self, cursor: str | None, reason: str) -> None:
         """Check that there is a cause for a refusal."""
@@ -347,14 +348,18 @@ class World:
         assert parsed is not None
         calls = [call for call in self.calls if str(call.request_id) == parsed.stream.request_id]
         causes = {
-            "session_not_found": self.has_ended or self.has_evicted,
-            "replay_gap": self.has_failed or self.has_evicted,
+            "session_not_found": self.has_ended or self.has_evicted or self.has_died,
+            "replay_gap": self.has_failed or self.has_evicted or self.has_died,
             "storage_unavailable": self.has_failed,
-            "generation_mismatch": self.has_advanced or self.has_evicted,
+            "generation_mismatch": self.has_advanced or self.has_evicted or self.has_died,
             "stream_superseded": len(calls) > 1 or any(len(c.executions) > 1 or c.is_begun_anew for c in calls),
             "stream_completed": any(call.is_finished for call in calls),
         }
         assert causes.get(reason), f"{cursor} was refused: {reason}"
+
+    @property
+    def has_lost_something(self) -> bool:
+        return self.has_failed or self.has_advanced or self.has_evicted or self.has_died
 
     async def labels_after(self, cursor: str, client: Client | None = None) -> list[str]:
         """Present a cursor and return what follows it, up to the answer; nothing where it is refused for a cause."""
@@ -380,22 +385,22 @@ class World:
         """Check that each stream of a call that is left has an end, and the events of one execution."""
         # Any claim has the storage told what was lost.
         reason = await self.client.get("no event id").reason()
-        assert reason == "malformed_event_id" or (reason == "session_not_found" and self.has_evicted)
+        assert reason == "malformed_event_id" or (reason == "session_not_found" and (self.has_evicted or self.has_died))
         description = await self.store.describe(self.client.session_id)
         if description is None:
             assert self.has_evicted
             return
         streams = [stream for stream in description.streams if stream.request_id not in (None, "init")]
         for stream in streams:
-            assert stream.is_terminal, f"{stream.stream} has no end"
+            assert stream.is_terminal or self.has_died, f"{stream.stream} has no end"
             labels = await self.labels_after(f"{description.generation}:{stream.stream}:0")
             if labels:
                 (call,) = [call for call in self.calls if call.answer == labels[-1]]
                 sent = [*call.executions[-1], call.answer]
                 assert labels == sent[-len(labels) :], "a stream has not all, or more, than its execution sent"
-                if not (self.has_advanced or self.has_failed or self.has_evicted or call.is_begun_anew):
+                if not (call.is_begun_anew or self.has_lost_something):
                     assert labels == sent
-        if not (self.has_failed or self.has_advanced or self.has_evicted):
+        if not self.has_lost_something:
             called = {str(call.request_id) for call in self.calls if call.tool is not None}
             assert {stream.request_id for stream in streams} == called
 

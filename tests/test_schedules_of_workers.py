@@ -1,17 +1,18 @@
 """The schedules of `test_schedules` with a second worker, from which clients resume and operators move the session.
 
 The two share what `RedisStorage` keeps in its server: who serves a session, who consumes a stream, what a visitor was
-sent. They are told of each other's doings by notices, in order and as late as the schedule says. What must be true is
-the same; and in the end both workers say the same to each claim.
+sent. They are told of each other's doings by notices, in order and as late as the schedule says; and the lease of the
+one that serves the session may run out, whatever that worker still does. What must be true is the same; and in the end
+both workers say the same to each claim.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import anyio
 import pytest
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from mcp_resumable import Generation, MemoryStorage, ResumableEventStore
 from mcp_resumable.cursor import StreamId
 from mcp_resumable.shared import Ownership, Worker
-from mcp_resumable.storage import AppendRefusedError
+from mcp_resumable.storage import AppendRefusedError, Batch
 from tests.held_storage import Operation
 from tests.sdk_host import Client, hosting
 from tests.test_schedules import (
@@ -35,6 +36,8 @@ from tests.test_schedules import (
     turn,
 )
 
+T = TypeVar("T")
+
 
 class Shared:
     """What the workers share."""
@@ -46,6 +49,14 @@ class Shared:
         self.carried: dict[tuple[str, Generation], int] = {}
         self.ended_for: dict[str, str] = {}  # who is yet to be told that its session was ended
         self.consumers: Counter[tuple[str, str]] = Counter()
+        self.dead: set[str] = set()  # workers whose lease has run out
+        self.abandoned: set[str] = set()
+        self.waiting: set[anyio.CancelScope] = set()
+
+    def ring(self) -> None:
+        """Have those who wait for a stream look at it again."""
+        for scope in self.waiting:
+            scope.cancel()
 
     def tell_owner(self, session_id: str, *, is_ended: bool) -> None:
         owner, _ = self.owners.get(session_id, ("", ""))
@@ -81,6 +92,11 @@ class CrewStorage(SharedScheduledStorage):
             await self._do("notice", self._notices.popleft()(self._worker))
         self._is_telling = False
 
+    async def pulse(self) -> None:
+        assert self._worker is not None
+        await self._worker.on_pulse()
+        await self._worker.on_recovered()
+
     async def _claim_generation(self, session_id: str, nonce: str, *, create: bool) -> Generation | None:
         return await self._do("claim_generation", self._claim(session_id, nonce, create=create))
 
@@ -95,8 +111,74 @@ class CrewStorage(SharedScheduledStorage):
             shared.tell_owner(session_id, is_ended=False)
             if create:
                 shared.owners.pop(session_id, None)
+                shared.abandoned.discard(session_id)
                 shared.ended_for.pop(session_id, None)
         return generation
+
+    async def _open_stream(
+        self, session_id: str, generation: Generation, request_id: str, origin: tuple[int, int] | None
+    ) -> StreamId:
+        effect = partial(self.inner._open_stream, session_id, generation, request_id, origin)
+        return await self._do("open_stream", self._unless_abandoned(session_id, effect))
+
+    async def _append(
+        self,
+        session_id: str,
+        generation: Generation,
+        stream: StreamId,
+        events: Sequence[bytes | None],
+        is_terminal: bool,
+    ) -> int:
+        effect = partial(self.inner._append, session_id, generation, stream, events, is_terminal)
+        return await self._do("append", self._unless_abandoned(session_id, effect))
+
+    async def _unless_abandoned(self, session_id: str, effect: Callable[[], Awaitable[T]]) -> T:
+        if session_id in self.shared.abandoned:
+            raise AppendRefusedError(None)
+        return await effect()
+
+    async def _read(
+        self, session_id: str, generation: Generation, stream: StreamId, after_seq: int, limit: int
+    ) -> Batch | None:
+        async def read() -> Batch | None:
+            batch = await self.inner._read(session_id, generation, stream, after_seq, limit)
+            is_complete = batch is not None and await self._is_complete(session_id, generation, stream)
+            return batch if is_complete or session_id not in self.shared.abandoned else None
+
+        return await self._do("read", read())
+
+    async def _is_complete(self, session_id: str, generation: Generation, stream: StreamId) -> bool:
+        described = await self.inner.describe(session_id)
+        streams = described.streams if described is not None and described.generation == generation else ()
+        return any(one.is_terminal for one in streams if one.stream == str(stream))
+
+    async def _wait(self, session_id: str, generation: Generation, stream: StreamId, after_seq: int) -> None:
+        async def wait() -> None:
+            with anyio.CancelScope() as scope:
+                self.shared.waiting.add(scope)
+                try:
+                    await self.inner._wait(session_id, generation, stream, after_seq)
+                finally:
+                    self.shared.waiting.discard(scope)
+
+        await self._do("wait", wait())
+
+    def is_seen_alive(self, worker_id: str) -> bool:
+        return worker_id == self.worker_id or worker_id not in self.shared.dead
+
+    async def abandon_session(self, session_id: str) -> bool:
+        return await self._do("abandon_session", self._abandon(session_id))
+
+    async def _abandon(self, session_id: str) -> bool:
+        shared = self.shared
+        if await self.inner.snapshot(session_id, None) is None or session_id in shared.abandoned:
+            return True
+        if shared.owners.get(session_id, ("", ""))[0] not in shared.dead:
+            return False
+        shared.abandoned.add(session_id)
+        shared.ring()
+        shared.tell_owner(session_id, is_ended=False)
+        return True
 
     async def _end_session(self, session_id: str, generation: Generation | None) -> bool:
         return await self._do("end_session", self._end(session_id, generation))
@@ -131,9 +213,9 @@ class CrewStorage(SharedScheduledStorage):
             generation=snapshot.generation,
             worker=worker,
             credential=credential,
-            is_alive=True,
+            is_alive=worker not in self.shared.dead and session_id not in self.shared.abandoned,
             is_forked=False,
-            is_abandoned=False,
+            is_abandoned=session_id in self.shared.abandoned,
             carried_seq=self.shared.carried.get((session_id, snapshot.generation), 0),
         )
 
@@ -178,7 +260,7 @@ class CrewStorage(SharedScheduledStorage):
 
 _HELD_ELSEWHERE: tuple[Operation, ...] = (
     *("snapshot", "read", "wait", "find_owner"),
-    *("take_over", "note_carried", "claim_generation", "notice"),
+    *("take_over", "note_carried", "abandon_session", "notice"),
 )
 _HELD_FOR_WORKERS: tuple[Operation, ...] = (
     *("notice", "notice", "take_over", "find_owner"),
@@ -187,6 +269,7 @@ _HELD_FOR_WORKERS: tuple[Operation, ...] = (
 _STEPS = steps_of(
     *ACTIONS,
     *(["hold elsewhere"] * 5 + ["hold for workers"] * 4 + ["resume elsewhere"] * 6 + ["advance elsewhere"] * 2),
+    *("listen", "notify", "notify", "lease runs out", "lease runs out", "lease is renewed"),
     *("fail elsewhere", "fail for workers", "end elsewhere"),
 )
 
@@ -198,15 +281,21 @@ class CrewWorld(World):
         super().__init__(*arguments, may_fail=may_fail)
         self.elsewhere = elsewhere
         self.other_store = elsewhere.host.store
-        self.other_storage: Any = self.other_store.storage
+        self.storage: CrewStorage
+        assert isinstance(self.other_store.storage, CrewStorage)
+        self.other_storage = self.other_store.storage
+        self.shared = self.storage.shared
 
     @property
     def held(self) -> list[Held]:
         return [*self.storage.held, *self.other_storage.held]
 
-    def let_go(self) -> None:
-        self.storage.let_go()
+    async def let_go(self) -> None:
         self.other_storage.let_go()
+        await super().let_go()
+        await self.storage.pulse()
+        await self.other_storage.pulse()
+        await turn(UNTIL_QUIET)
 
     def do(self, action: str, pick: int) -> None:
         number, is_after = divmod(pick, 2)
@@ -225,6 +314,12 @@ class CrewWorld(World):
                 self.read()
                 if self.cursors:
                     self.readings.append(self.resume(list(self.cursors)[pick % len(self.cursors)], self.elsewhere))
+            case "lease runs out" if pick < 5:
+                self.has_died = True
+                self.shared.dead.add(self.storage.worker_id)
+                self.shared.ring()
+            case "lease is renewed":
+                self.shared.dead.clear()
             case "advance elsewhere" if pick < 5 and not self.has_ended:
                 self.has_advanced = True
                 self.host.task_group.start_soon(self.advance, self.other_store)
@@ -236,7 +331,7 @@ class CrewWorld(World):
 
     async def evict(self) -> None:
         await super().evict()
-        self.storage.shared.tell_owner(self.client.session_id, is_ended=False)  # type: ignore[attr-defined]
+        self.shared.tell_owner(self.client.session_id, is_ended=False)
 
     async def check_cursor(self, cursor: str) -> None:
         here, elsewhere = await self.labels_after(cursor), await self.labels_after(cursor, self.elsewhere)
