@@ -261,7 +261,11 @@ class World:
         await self.storage.inner.end_session(self.client.session_id)
 
     async def end(self, store: ResumableEventStore) -> None:
-        await store.end_session(self.client.session_id)
+        try:
+            await store.end_session(self.client.session_id)
+        except OSError:
+            assert self.has_failed
+            await self.end(store)
 
     async def advance(self, store: ResumableEventStore) -> None:
         try:
