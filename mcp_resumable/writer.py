@@ -572,7 +572,7 @@ def _kind_of(of: type[Any]) -> _Kind:
     is_usual = of.model_dump_json is BaseModel.model_dump_json
     return _Kind(
         is_root_model=issubclass(of, RootModel),
-        has_method="method" in of.model_fields,
+        has_method="method" in of.model_fields or hasattr(of, "method"),
         has_id="id" in of.model_fields,
         serializer=TypeAdapter[BaseModel](of).serializer if is_usual else None,
     )

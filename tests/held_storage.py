@@ -161,8 +161,11 @@ class SharedHeldStorage(HeldStorage, SharedStorage):
         return await super()._claim_generation(session_id, nonce, create=create)
 
     async def own_session(self, session_id: str, generation: Generation, credential: str) -> bool:  # noqa: ARG002
-        self._credentials[session_id] = credential
-        return True
+        async def own() -> bool:
+            self._credentials[session_id] = credential
+            return True
+
+        return await self._do("own_session", own())
 
     async def retire(self) -> None:
         pass

@@ -11,7 +11,7 @@ import pytest
 from anyio import wait_all_tasks_blocked
 from anyio.lowlevel import checkpoint
 
-from mcp_resumable import Generation, ResumableEventStore, Retention
+from mcp_resumable import Generation, ResumableEventStore, Retention, SessionNotFoundError
 from tests.held_storage import HeldStorage, SharedHeldStorage
 from tests.sdk_host import HEADERS, Client, Frame, Host, Request, hosting, store_as_the_router
 
@@ -755,6 +755,44 @@ async def test_session_whose_claim_failed_is_this_workers_once_it_is_advanced() 
         found = await storage.find_owner(client.session_id)
         assert found is not None
         assert (found.generation, found.worker) == (generation, storage.worker_id)
+
+
+async def test_session_that_ends_while_its_writer_looks_where_it_is_stays_ended() -> None:
+    """A claim after an advance that failed: whether that took effect is being asked."""
+    async with held() as (storage, store, _, client):
+        request = await client.call()
+        await client.tool().emit("a")
+        first = (await read_steps(request, 1))[0]
+        storage.fail("claim_generation", "after")
+        with pytest.raises(OSError, match="on fire"):
+            await store.advance_generation(client.session_id)
+        trap = storage.hold("snapshot", "after")
+        claim = client.get(first.id)
+        await trap.until_reached()
+        await store.end_session(client.session_id)
+        trap.release()
+        assert await claim.reason() == "session_not_found"
+        assert store.stats().sessions == 0
+
+
+@stored_later
+async def test_session_that_ends_while_an_advance_says_whose_it_is_stays_ended() -> None:
+    async with held() as (storage, store, _, client):
+        await storage.inner.end_session(client.session_id)
+        storage.fail("claim_generation", "after")
+        await client.call()
+        trap = storage.hold("own_session", "after")
+
+        async def advance() -> None:
+            with pytest.raises(SessionNotFoundError):
+                await store.advance_generation(client.session_id)
+
+        async with anyio.create_task_group() as task_group:
+            task_group.start_soon(advance)
+            await trap.until_reached()
+            await store.end_session(client.session_id)
+            trap.release()
+        assert store.stats().sessions == 0
 
 
 @stored_later
