@@ -36,6 +36,9 @@ _DEFAULT_RETRY_SECONDS = 1.0
 _MAX_RETRY_SECONDS = 2.0
 # That ending a session may take at the end of a check.
 _END_SECONDS = 5.0
+# What a check may take for its large call, in units of what that takes uncut: it does not read for one and a half of
+# them, then the rest is resumed, and a machine may be half as fast by then.
+_LOAD_CALLS = 6
 
 
 class CouldNotCheckError(Exception):
@@ -67,6 +70,7 @@ class Run:
         baseline: Of a slow call; set by `prepare`.
         server: What the server says that it is; printable.
         revision: The protocol revision that was agreed upon; printable.
+        scope: What ends the check that is under way when it takes too long.
     """
 
     def __init__(self, target: Target, limits: Limits) -> None:
@@ -76,6 +80,7 @@ class Run:
         self.server = ""
         self.revision = ""
         self.baseline = Baseline((), 0, 0)
+        self.scope = anyio.CancelScope()
         self._load_baseline: Baseline | None = None
         self._sessions: list[Session] = []
 
@@ -109,9 +114,10 @@ class Run:
         self.baseline = first
 
     async def load_baseline(self) -> Baseline:
-        """Return what a fast and large call sends that is not cut."""
+        """Return what a fast and large call sends that is not cut; the check may then take as much longer."""
         if self._load_baseline is None:
             self._load_baseline = await self._uncut(await self.open_session(), self.target.load_arguments or {})
+        self.scope.deadline += _LOAD_CALLS * self._load_baseline.seconds
         return self._load_baseline
 
     async def open_session(self) -> Session:

@@ -7,8 +7,11 @@ from functools import partial
 import anyio
 import anyio.to_thread
 import pytest
+import trio.testing
 
 from mcp_resumable.checker import CHECKS, CheckResult, CouldNotCheckError, Limits, Report, Target, check_server
+from mcp_resumable.checker.checks import Check, Verdict
+from mcp_resumable.checker.run import Baseline, Run
 
 from .wrong_server import ALL_CHECKS_PASS, WRONGS, WrongServer, serving
 
@@ -130,3 +133,36 @@ async def test_a_tool_that_never_answers_is_not_waited_for_though_it_always_send
             with pytest.raises(CouldNotCheckError, match="within 1 s"):
                 await check_server(target, limits)
     assert server.open_sessions == []
+
+
+@pytest.mark.parametrize(("calls", "outcome"), [(6, "passed"), (20, "failed")])
+def test_a_check_of_a_large_call_may_take_as_long_as_such_calls_take(
+    monkeypatch: pytest.MonkeyPatch, calls: int, outcome: str
+) -> None:
+    call_seconds, timeout_seconds = 30.0, 10.0
+
+    async def prepare(_run: Run) -> None:
+        pass
+
+    async def uncut(*_arguments: object) -> Baseline:
+        await anyio.sleep(call_seconds)
+        return Baseline(("message", "answer"), call_seconds, 1)
+
+    async def open_session(_run: Run) -> None:
+        pass
+
+    async def find_out(run: Run) -> Verdict:
+        baseline = await run.load_baseline()
+        await anyio.sleep(calls * baseline.seconds)
+        return Verdict("passed", "")
+
+    monkeypatch.setattr(Run, "prepare", prepare)
+    monkeypatch.setattr(Run, "open_session", open_session)
+    monkeypatch.setattr(Run, "_uncut", uncut)
+    monkeypatch.setattr(
+        "mcp_resumable.checker.runner.CHECKS", {"large": Check(name="large", why="", find_out=find_out)}
+    )
+    target, limits = Target(url="http://localhost", tool="count"), Limits(timeout_seconds=timeout_seconds)
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    report = anyio.run(check_server, target, limits, backend="trio", backend_options={"clock": clock})
+    assert [result.outcome for result in report.results] == [outcome], report
