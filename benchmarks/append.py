@@ -47,15 +47,15 @@ async def run(options: Options) -> AsyncIterator[Figure]:
     for figure in _figures(f"longest stall of the loop, {_SESSIONS} sessions at once", "ms", results, note):
         yield figure
 
-    by_retained: list[dict[str, Samples]] = []
-    for retained in _RETAINED[: 2 if options.quick else None]:
-        grown = {kind.name: partial(_beside_retained, kind, url, retained) for kind in _GROWN}
-        # A fresh store for each sample, and 200,000 take a second or two to fill.
-        results = await interleave(grown, options.rounds(15 if retained <= 10_000 else 3), warm_up=False)
-        by_retained.append(results)
-        for figure in _figures(f"one stream, {retained:,} retained", "µs per event", results):
+    sizes = _RETAINED[: 2 if options.quick else None]
+    # A fresh store for each sample, and 200,000 take a second or two to fill.
+    grown = {(kind.name, size): partial(_beside_retained, kind, url, size) for kind in _GROWN for size in sizes}
+    samples = await interleave(grown, rounds, warm_up=False)
+    by_size = [{kind.name: samples[kind.name, size] for kind in _GROWN} for size in sizes]
+    for size, results in zip(sizes, by_size, strict=True):
+        for figure in _figures(f"one stream, {size:,} retained", "µs per event", results):
             yield figure
-    for figure in growth("append", f"{retained:,} retained against 100", by_retained[0], by_retained[-1]):
+    for figure in growth("append", f"{sizes[-1]:,} retained against {sizes[0]:,}", by_size[0], by_size[-1]):
         yield figure
 
 

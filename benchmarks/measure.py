@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import anyio
 
@@ -75,18 +76,22 @@ class Samples:
     failure: str = ""
 
 
+_Key = TypeVar("_Key")
+
+
 async def interleave(
-    measures: Mapping[str, Callable[[], Awaitable[float]]], rounds: int, *, warm_up: bool = True
-) -> dict[str, Samples]:
-    """Measure every store once in each round, A B C A B C, so that whatever disturbs the machine disturbs all alike.
+    measures: Mapping[_Key, Callable[[], Awaitable[float]]], rounds: int, *, warm_up: bool = True
+) -> dict[_Key, Samples]:
+    """Measure everything once in each round, A B C A B C, so that whatever disturbs the machine disturbs all alike.
 
     Args:
-        measures: By store; each returns one sample. One that raises or takes too long is not asked again.
+        measures: By what is compared, a store or a store and a size; each returns one sample. One that raises or takes
+            too long is not asked again.
         rounds: At least 1.
         warm_up: Whether a first round is thrown away.
 
     Returns:
-        By store, in the order of `measures`.
+        By the same, in the order of `measures`.
     """
     results = {name: Samples() for name in measures}
     for number in range(-1 if warm_up else 0, rounds):
@@ -131,11 +136,11 @@ def summarize(
 
 
 def growth(part: str, what: str, small: Mapping[str, Samples], large: Mapping[str, Samples]) -> Iterator[Figure]:
-    """Turn samples of two sizes into how much more the larger costs: the ratio of the medians."""
+    """Turn samples of two sizes, taken in the same rounds, into how much more the larger costs."""
     for store in small:
-        if store in large and small[store].values and large[store].values:
-            value = statistics.median(large[store].values) / statistics.median(small[store].values)
-            yield Figure(part=part, what=what, unit="x", store=store, value=value)
+        ratios = [more / of for more, of in zip(large[store].values, small[store].values, strict=False)]
+        if ratios:
+            yield Figure(part=part, what=what, unit="x", store=store, value=statistics.median(ratios), samples=ratios)
 
 
 class LoopLag:

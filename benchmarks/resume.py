@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -33,26 +33,28 @@ _MAX_RESUMES_PER_SAMPLE = 500
 async def run(options: Options) -> AsyncIterator[Figure]:
     """Measure; the figures of one kind follow one another."""
     rounds = options.rounds(7)
-    by_retained: list[dict[str, Samples]] = []
-    for retained in _RETAINED[: 2 if options.quick else None]:
-        async with AsyncExitStack() as resources:
-            opened = {kind.name: _Opened(kind, options.valkey_url, retained, resources) for kind in _RESUMED}
-
-            async def measure(missed: int, opened: dict[str, _Opened] = opened) -> dict[str, Samples]:
-                return await interleave({name: partial(_resume, one, missed) for name, one in opened.items()}, rounds)
-
-            results = await measure(1)
-            by_retained.append(results)
-            for figure in summarize(
-                "resume", f"one missed event, {retained:,} retained", "µs", results, baseline=BASELINE
-            ):
-                yield figure
-            if retained == _RETAINED_OF_MANY:
-                what = f"{_MANY_MISSED:,} missed events, {retained:,} retained"
-                for figure in summarize("resume", what, "µs per event", await measure(_MANY_MISSED), baseline=BASELINE):
-                    yield figure
-    for figure in growth("resume", f"{retained:,} retained against 100", by_retained[0], by_retained[-1]):
+    sizes = _RETAINED[: 2 if options.quick else None]
+    async with AsyncExitStack() as resources:
+        # All sizes at once: what a store takes with more is told from what the machine takes later.
+        opened = {
+            (kind.name, size): _Opened(kind, options.valkey_url, size, resources) for kind in _RESUMED for size in sizes
+        }
+        samples = await interleave({key: partial(_resume, one, 1) for key, one in opened.items()}, rounds)
+        by_size = [{kind.name: samples[kind.name, size] for kind in _RESUMED} for size in sizes]
+        many = {kind.name: partial(_resume, opened[kind.name, _RETAINED_OF_MANY], _MANY_MISSED) for kind in _RESUMED}
+        of_many = await interleave(many, rounds)
+    for size, results in zip(sizes, by_size, strict=True):
+        for figure in _figures(f"one missed event, {size:,} retained", "µs", results):
+            yield figure
+    what = f"{_MANY_MISSED:,} missed events, {_RETAINED_OF_MANY:,} retained"
+    for figure in _figures(what, "µs per event", of_many):
         yield figure
+    for figure in growth("resume", f"{sizes[-1]:,} retained against {sizes[0]:,}", by_size[0], by_size[-1]):
+        yield figure
+
+
+def _figures(what: str, unit: str, results: dict[str, Samples]) -> Iterator[Figure]:
+    return summarize("resume", what, unit, results, baseline=BASELINE)
 
 
 class _Opened:

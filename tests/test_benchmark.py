@@ -3,7 +3,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from benchmarks.measure import Figure, NotMeasuredError, Samples, interleave, summarize
+from benchmarks.measure import Figure, NotMeasuredError, Samples, growth, interleave, summarize
 
 
 @pytest.mark.anyio
@@ -64,3 +64,11 @@ def test_a_ratio_is_to_the_same_round_of_the_baseline() -> None:
     )
     assert (other.store, other.value, other.ratio, other.note) == ("other", 10.0, 2.0, "note")
     assert (broken.store, broken.value, broken.ratio, broken.note) == ("broken", None, None, "why")
+
+
+def test_growth_is_between_two_sizes_in_the_same_round() -> None:
+    small = {"steady": Samples([1.0, 100.0, 10.0]), "broken": Samples([], "why"), "one round": Samples([1.0])}
+    large = {"steady": Samples([1.0, 150.0, 12.0]), "broken": Samples([], "why"), "one round": Samples([3.0, 4.0])}
+    steady, one_round = growth("part", "what", small, large)
+    assert steady == Figure(part="part", what="what", unit="x", store="steady", value=1.2, samples=[1.0, 1.5, 1.2])
+    assert (one_round.store, one_round.value) == ("one round", 3.0)
