@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MasterDownError, NoPermissionError, ReadOnlyError, RedisError
 
-from mcp_resumable.redis.scripts import Scripts
+from mcp_resumable.redis.scripts import Scripts, writing
 
 __all__ = ["APPEND_GAP_SECONDS", "Calls", "Lane", "RedisUnavailableError", "client_of", "in_a_context_of_its_own"]
 
@@ -105,7 +105,8 @@ class Calls:
 
     async def _attempt(self, script: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
         if not self.scripts.is_server_known:
-            await self._get_to_know_server()
+            with writing():
+                await self._get_to_know_server()
         shift = int(self._clock_shift() * 1000)
         try:
             return await self.scripts.run(self.client, script, (shift, *arguments))
@@ -247,7 +248,7 @@ class Lane:
         is_early = has_time and loop.time() < self._next_call
         if self._next is None:
             self._next = loop.call_at(self._next_call, self._begin) if is_early else self._begin()
-        elif isinstance(self._next, asyncio.TimerHandle) and not is_early:
+        elif not isinstance(self._next, asyncio.Task) and not is_early:  # uvloop has timers of its own class.
             self._next.cancel()
             self._next = self._begin()
 

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from mcp_resumable.redis.answers import text_of
 from mcp_resumable.redis.calls import Calls
 from mcp_resumable.redis.doorbell import Channel, Doorbell, Waiter
+from mcp_resumable.redis.scripts import writing
 from mcp_resumable.shared import Worker
 
 __all__ = ["Listener"]
@@ -70,21 +71,8 @@ class Listener:
         while True:
             pubsub = self._calls.client.pubsub()
             try:
-                await pubsub.subscribe(self._notices, *self._doorbell.channels)
-                # From here on `_subscribe` adds what readers ask for; what they asked for meanwhile is added now.
-                self._pubsub = pubsub
-                self._calls.is_same_server = False
-                missing = [channel for channel in self._doorbell.channels if channel not in pubsub.channels]
-                if missing:
-                    await pubsub.subscribe(*missing)
-                while True:
-                    message = await pubsub.get_message(timeout=_LISTEN_SECONDS)
-                    if message is not None:
-                        # A ValueError: no message of ours, or the one that asked whether it may be sent.
-                        with contextlib.suppress(ValueError):
-                            await self._hear(message)
-                    elif unused := self._doorbell.forget_unused():
-                        await pubsub.unsubscribe(*unused)
+                with writing():
+                    await self._listen_on(pubsub)
             except (RedisError, OSError, TimeoutError) as exc:
                 logger.debug("The doorbell's connection broke: %s", ascii(str(exc) or type(exc).__name__))
             finally:
@@ -94,10 +82,28 @@ class Listener:
                     await pubsub.aclose()  # type: ignore[no-untyped-call]  # redis-py has not annotated it
             await asyncio.sleep(_PAUSE_SECONDS)
 
+    async def _listen_on(self, pubsub: PubSub) -> None:
+        await pubsub.subscribe(self._notices, *self._doorbell.channels)
+        # From here on `_subscribe` adds what readers ask for; what they asked for meanwhile is added now.
+        self._pubsub = pubsub
+        self._calls.is_same_server = False
+        missing = [channel for channel in self._doorbell.channels if channel not in pubsub.channels]
+        if missing:
+            await pubsub.subscribe(*missing)
+        while True:
+            message = await pubsub.get_message(timeout=_LISTEN_SECONDS)
+            if message is not None:
+                # A ValueError: no message of ours, or the one that asked whether it may be sent.
+                with contextlib.suppress(ValueError):
+                    await self._hear(message)
+            elif unused := self._doorbell.forget_unused():
+                await pubsub.unsubscribe(*unused)
+
     async def _subscribe(self, channel: bytes) -> None:
         if self._pubsub is not None:
             try:
-                await self._pubsub.subscribe(channel)
+                with writing():
+                    await self._pubsub.subscribe(channel)
             except (RedisError, OSError):
                 return  # The listener notices too, and subscribes to everything again.
 

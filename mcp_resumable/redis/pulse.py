@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from mcp_resumable.redis.answers import bytes_of, text_of
 from mcp_resumable.redis.calls import Calls
 from mcp_resumable.redis.doorbell import Doorbell
+from mcp_resumable.redis.scripts import writing
 from mcp_resumable.shared import Worker
 
 __all__ = ["Pulse"]
@@ -107,7 +108,7 @@ class Pulse:
         self.owned.clear()
         if is_leased and self._calls.failure is None:
             # Where it fails, the lease runs out by itself.
-            with anyio.move_on_after(_RETIRE_SECONDS, shield=True), contextlib.suppress(RedisError, OSError):
+            with anyio.move_on_after(_RETIRE_SECONDS, shield=True), contextlib.suppress(RedisError, OSError), writing():
                 await self._calls.client.delete(self._lease_prefix + self._worker_id)
 
     async def _tell_recovered(self) -> None:
@@ -137,7 +138,8 @@ class Pulse:
                     await worker.on_moved(session_id, is_ended=bool(is_ended))
 
     async def _exists(self, key: str) -> bool:
-        return bool(await self._calls.client.exists(key))
+        with writing():
+            return bool(await self._calls.client.exists(key))
 
     def is_lenient(self) -> bool:
         """Tell whether leases may have run out because the server was away: each worker renews its own when it can."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, cast
 
@@ -14,10 +15,24 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from mcp_resumable.storage import MAX_BATCH_EVENTS, Retention
 
-__all__ = ["Scripts"]
+__all__ = ["Scripts", "writing"]
 
 # Earlier generations of one session whose nonces are remembered, to tell "earlier" (409) from "never" (400).
 _MAX_REMEMBERED_GENERATIONS = 1_000
+
+
+@contextmanager
+def writing() -> Generator[None]:
+    """Raise as a lost connection what uvloop raises where one that is written to is closed already: a RuntimeError.
+
+    asyncio's own loop lets the write pass; the connection is lost when the answer is read. redis-py knows only that.
+    """
+    try:
+        yield
+    except RuntimeError as exc:
+        if type(exc) is not RuntimeError:
+            raise
+        raise RedisConnectionError(str(exc)) from exc
 
 
 class Scripts:
@@ -55,12 +70,15 @@ class Scripts:
 
     async def _execute(self, client: Redis | RedisCluster, *command: bytes | str | int) -> object:
         if isinstance(client, RedisCluster):
-            return await client.execute_command(*command)
+            with writing():
+                return await client.execute_command(*command)
         # On connections that are kept: to take one from the pool each time, and to be told of each command's duration,
         # costs as much as the call itself (40 of 120 µs).
-        connection = self._idle.pop() if self._idle else await cast("Any", client.connection_pool).get_connection()
+        with writing():
+            connection = self._idle.pop() if self._idle else await cast("Any", client.connection_pool).get_connection()
         try:
-            await connection.send_command(*command)
+            with writing():
+                await connection.send_command(*command)
             answer = await connection.read_response()
         except ResponseError:
             self._idle.append(connection)

@@ -14,6 +14,8 @@ from redis.exceptions import RedisError
 from mcp_resumable import EventCursor, Generation, ResumableEventStore
 from mcp_resumable.redis import RedisStorage
 from mcp_resumable.session import Exchange, current_exchange
+from mcp_resumable.writer import known
+from tests.in_loop import until
 from tests.redis.proxy import proxied
 from tests.redis.server import Server
 from tests.redis.storages import Log, answering, fresh_prefix, opened
@@ -211,6 +213,49 @@ async def test_connections_that_the_server_has_closed_cost_no_event(redis_server
             for log in logs:
                 await log.append(storage, b"1")
             assert storage._calls.failure is None
+
+
+async def test_connections_that_are_closed_when_they_are_written_to_cost_no_event(redis_server: Server) -> None:
+    """Of uvloop such a write is a RuntimeError: an event was lost, and the lease with the task that renews it."""
+    with anyio.fail_after(TIMEOUT):
+        async with opened(redis_server.url) as storage:
+            log = await Log.open(storage, "s")
+            for step in range(3):
+                kept = storage._calls.scripts._idle
+                assert kept
+                for connection in kept:
+                    connection._writer.transport.abort()
+                if step == 0:
+                    await log.append(storage, b"1")
+                elif step == 1:
+                    assert await log.read(storage) == [b"1"]
+                else:
+                    await storage._pulse._renew_lease()
+            assert storage._calls.failure is None
+
+
+# Where the reader and the listener both have redis-py connect again, it leaves one of the two to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <StreamWriter:ResourceWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function StreamWriter:pytest.PytestUnraisableExceptionWarning"
+)
+async def test_a_reader_asks_in_vain_on_a_connection_that_is_closed_and_is_served_all_the_same(
+    redis_server: Server,
+) -> None:
+    with anyio.fail_after(TIMEOUT):
+        async with opened(redis_server.url) as storage:
+            log = await Log.open(storage, "s")
+            await log.append(storage, b"1")
+            listener = storage._listener
+            await until(lambda: listener._pubsub is not None)
+            first = known(listener._pubsub)
+            known(first.connection)._writer.transport.abort()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(storage.wait, "s", log.generation, log.stream, 1)
+                await anyio.wait_all_tasks_blocked()
+                await log.append(storage, b"2")
+            assert await log.read(storage) == [b"1", b"2"]
+            await until(lambda: listener._pubsub not in (None, first))
 
 
 async def test_an_event_loop_that_stalls_is_no_server_that_does_not_answer(
