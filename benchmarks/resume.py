@@ -35,7 +35,7 @@ async def run(options: Options) -> AsyncIterator[Figure]:
     rounds = options.rounds(7)
     sizes = _RETAINED[: 2 if options.quick else None]
     async with AsyncExitStack() as resources:
-        # All sizes at once: what a store takes with more is told from what the machine takes later.
+        # All sizes are in each round: what more events cost is told from what the machine does meanwhile.
         opened = {
             (kind.name, size): _Opened(kind, options.valkey_url, size, resources) for kind in _RESUMED for size in sizes
         }

@@ -114,7 +114,7 @@ class Run:
         self.baseline = first
 
     async def load_baseline(self) -> Baseline:
-        """Return what a fast and large call sends that is not cut; the check may then take as much longer."""
+        """Return what a fast and large call sends that is not cut; the check gets the time for more such calls."""
         if self._load_baseline is None:
             self._load_baseline = await self._uncut(await self.open_session(), self.target.load_arguments or {})
         self.scope.deadline += _LOAD_CALLS * self._load_baseline.seconds
