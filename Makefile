@@ -14,7 +14,7 @@
 #   make clients       every client against every story; writes docs/clients.md
 #   make frameworks    PrefectHQ's fastmcp as the server
 #   make peers         other servers, checked from outside; writes docs/checked-servers.md
-#   make redis         the tests of RedisStorage with the Redis that Debian packages (needs apt-get, not root)
+#   make redis         the tests of RedisStorage on uvloop, with the Redis that Debian packages (needs apt-get, not root)
 #   make soak          a network that does not behave, for SECONDS=20, from a SEED (printed; else random); STORAGE=redis
 #   make soak-workers  workers that are killed and paused; 50 times each with SECONDS=60
 #   make soak-ceilings floods that memory must withstand, SECONDS=20 each
@@ -36,6 +36,8 @@ requirement_1.29.1 := mcp==1.29.1
 requirement_1 := mcp>=1.29.1,<2
 requirement_2.0.0 := mcp==2.0.0
 requirement_2 := mcp>=2,<3
+# With uvloop and httptools, the others with asyncio's own loop and h11.
+more_1 := --group uvloop
 # The other line, whose client is tested against this line's server.
 other_1.29.1 := 2
 other_1 := 2
@@ -135,8 +137,8 @@ frameworks: .venvs/fastmcp-3/ready .venvs/fastmcp-4/ready
 peers: .venvs/mcp-1/ready .venvs/mcp-2/ready .venvs/peers/ready $(if $(shell command -v npm),.venvs/peers-node/ready)
 	MCP_RESUMABLE_PEERS=$(CURDIR)/.venvs .venvs/mcp-2/bin/python -m pytest tests/peers $(PYTEST)
 
-redis: .venvs/mcp-2/ready .venvs/redis/redis-server
-	REDIS_SERVER=$(CURDIR)/.venvs/redis/redis-server .venvs/mcp-2/bin/python -m pytest $(parallel) tests/redis $(PYTEST)
+redis: .venvs/mcp-1/ready .venvs/redis/redis-server
+	REDIS_SERVER=$(CURDIR)/.venvs/redis/redis-server .venvs/mcp-1/bin/python -m pytest $(parallel) tests/redis $(PYTEST)
 
 soak: .venvs/mcp-$(SDK)/ready
 	SOAK_SECONDS=$(SECONDS) SOAK_SEED=$(SEED) SOAK_STORAGE=$(STORAGE) .venvs/mcp-$(SDK)/bin/python -m tests.soak.soak
@@ -156,7 +158,7 @@ bench: .venvs/bench/ready
 
 .venvs/mcp-%/ready: pyproject.toml | .venvs/uv/ready
 	$(new_environment)
-	$(install) --editable '.[testing,demo,redis,cli]' --group test '$(requirement_$*)'
+	$(install) --editable '.[testing,demo,redis,cli]' --group test $(more_$*) '$(requirement_$*)'
 	touch $@
 
 .venvs/check/ready: pyproject.toml | .venvs/uv/ready

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.loops import ASYNCIO
+
 TESTS = Path(__file__).parent
 
 # What is the same with every version of the SDK: `make matrix` runs it with one of them.
@@ -57,8 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return ASYNCIO if request.param == "asyncio" else request.param
 
 
 @pytest.fixture

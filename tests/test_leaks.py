@@ -77,7 +77,7 @@ def census() -> Counter[str]:
         counted["timers"] = int(trio.lowlevel.current_statistics().seconds_to_next_deadline != float("inf"))
     else:
         counted["tasks"] = len(asyncio.all_tasks(loop))
-        counted["timers"] = sum(not handle.cancelled() for handle in loop._scheduled)
+        counted["timers"] = sum(not handle.cancelled() for handle in getattr(loop, "_scheduled", ()))  # uvloop: untold
     return +counted
 
 
@@ -85,12 +85,13 @@ async def drop_cancelled_timers() -> None:
     """Have asyncio let go of timers that were cancelled, and with them of the contexts that they were made in.
 
     It keeps them until they would have fired, or until there are more than 100 and most are cancelled. Here they are.
+    trio and uvloop keep none.
     """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
-    for _ in range(4 * 100 + len(loop._scheduled)):  # type: ignore[attr-defined]
+    for _ in range(4 * 100 + len(getattr(loop, "_scheduled", ()))):
         loop.call_later(3600, print, context=contextvars.Context()).cancel()
     await anyio.lowlevel.checkpoint()
 

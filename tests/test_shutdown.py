@@ -21,6 +21,7 @@ import pytest
 from anyio.abc import Process
 
 from mcp_resumable import ResumableEventStore
+from tests.loops import ASYNCIO
 
 pytestmark = pytest.mark.anyio
 
@@ -106,9 +107,9 @@ async def serving(store: str) -> AsyncGenerator[Server]:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend() -> object:
     """Only asyncio: the server has an event loop of its own."""
-    return "asyncio"
+    return ASYNCIO
 
 
 async def test_sigterm_with_a_hundred_open_tails_stops_the_server_and_ends_them_cleanly() -> None:

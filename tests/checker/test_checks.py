@@ -12,6 +12,7 @@ import trio.testing
 from mcp_resumable.checker import CHECKS, CheckResult, CouldNotCheckError, Limits, Report, Target, check_server
 from mcp_resumable.checker.checks import Check, Verdict
 from mcp_resumable.checker.run import Baseline, Run
+from tests.loops import ASYNCIO
 
 from .wrong_server import ALL_CHECKS_PASS, WRONGS, WrongServer, serving
 
@@ -42,9 +43,9 @@ async def report_on(wrong: str, names: list[str], *, patience: float, silence: f
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend() -> object:
     """Only asyncio: uvicorn knows no other loop."""
-    return "asyncio"
+    return ASYNCIO
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from mcp_resumable.__main__ import main
 from mcp_resumable.checker import CHECKS, Limits, Report, Target, check_server
 from mcp_resumable.checker.fixture import LOAD_ARGUMENTS, POLL_ARGUMENTS, TOOL, fixture_app
 from mcp_resumable.cli import app
+from tests.loops import ASYNCIO
 
 from .wrong_server import WrongServer, serving
 
@@ -52,9 +53,9 @@ def check(server: WrongServer, *options: str) -> Any:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend() -> object:
     """Only asyncio: uvicorn knows no other loop."""
-    return "asyncio"
+    return ASYNCIO
 
 
 # As from a terminal: what a shell starts in the background ignores interrupts, and so does what that starts.

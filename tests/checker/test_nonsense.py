@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from mcp_resumable.checker import CHECKS, CouldNotCheckError, Limits, Report, Target, check_server
+from tests.loops import ASYNCIO
 
 from .wrong_server import Request, WrongServer, serving
 
@@ -33,9 +34,9 @@ Answer = Callable[[Request], Awaitable[None]]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend() -> object:
     """Only asyncio: uvicorn knows no other loop."""
-    return "asyncio"
+    return ASYNCIO
 
 
 def target_of(port: int, **changes: Any) -> Target:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.loops import ASYNCIO
+
 from .servers import MANAGED_WAYS, Way
 
 if TYPE_CHECKING:
@@ -28,9 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend() -> object:
     """Only asyncio: uvicorn knows no other loop."""
-    return "asyncio"
+    return ASYNCIO
 
 
 @pytest.fixture(params=MANAGED_WAYS)

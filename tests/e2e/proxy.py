@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
+
+from tests.sockets import reset_when_closed
 
 __all__ = ["Proxy", "proxied"]
 
@@ -97,9 +97,7 @@ class Proxy:
     async def _reset(self, *streams: SocketStream) -> None:
         self.cuts += 1
         for stream in streams:
-            raw = stream.extra(SocketAttribute.raw_socket)
-            if raw.fileno() >= 0:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset_when_closed(stream)
             await stream.aclose()
 
 

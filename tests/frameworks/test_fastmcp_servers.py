@@ -17,6 +17,7 @@ import anyio
 import pytest
 
 from mcp_resumable import MemoryStorage, ResumableEventStore, Retention
+from tests.loops import ASYNCIO
 
 from ..e2e.raw_client import RawClient, Response, session
 from ..e2e.servers import TOOLS, Arguments, Call, RunningServer, Stage, Tool
@@ -39,9 +40,9 @@ TIMEOUT_SECONDS = 60
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend() -> object:
     """Only asyncio: uvicorn knows no other loop."""
-    return "asyncio"
+    return ASYNCIO
 
 
 class FrameworkCall(Call):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.loops import ASYNCIO
 from tests.redis.server import Server, serving
 
 
@@ -15,7 +16,7 @@ def redis_server() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(params=["asyncio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=[pytest.param(ASYNCIO, id="asyncio")])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
     # redis-py's asynchronous client is for asyncio.
-    return str(request.param)
+    return request.param

@@ -5,14 +5,14 @@ A request is known by bytes that it carries: the client sends one at a time on e
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
+
+from tests.sockets import reset_when_closed, shut_down
 
 __all__ = ["Fault", "Proxy", "proxied"]
 
@@ -58,9 +58,9 @@ class Proxy:
         """Lead new connections elsewhere, and reset the open ones."""
         self.server_port = server_port
         for client in self._clients:
-            _reset_when_closed(client)
+            reset_when_closed(client)
             # Wakes both sides; whoever serves the connection closes it.
-            client.extra(SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
+            shut_down(client)
 
     def cut(self, mark: bytes) -> Fault:
         """Reset the connection of the next request with `mark` instead of answering it."""
@@ -80,7 +80,7 @@ class Proxy:
         try:
             async with client:
                 if self.server_port is None:
-                    _reset_when_closed(client)
+                    reset_when_closed(client)
                     return
                 async with await anyio.connect_tcp("127.0.0.1", self.server_port) as server:
                     await self._forward(client, server)
@@ -113,7 +113,7 @@ class Proxy:
                 try:
                     async for data in server:
                         if unanswered:
-                            _reset_when_closed(client)
+                            reset_when_closed(client)
                             unanswered[0].executed.set()
                             break
                         await client.send(data)
@@ -123,11 +123,6 @@ class Proxy:
 
             directions.start_soon(forward_requests)
             directions.start_soon(forward_answers)
-
-
-def _reset_when_closed(stream: SocketStream) -> None:
-    raw = stream.extra(SocketAttribute.raw_socket)
-    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @asynccontextmanager

@@ -16,14 +16,15 @@ the head of its first request, so that a plan can name its connections in a head
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
+
+from tests.sockets import reset_when_closed, set_option
 
 __all__ = ["CLEAR", "Direction", "Fate", "FaultProxy", "Forecast", "Policy", "ProxiedConnection", "Weather", "proxied"]
 
@@ -112,14 +113,14 @@ class _Flow:
                     await self._changed.wait()
                     continue
                 if weather.fate == "half_close":
-                    return await self._sink.send_eof()
+                    return await self._send_eof()
                 return self._connection.end(reset=weather.fate == "reset")
             if not unsent:
                 with anyio.CancelScope() as self._receiving:
                     try:
                         unsent = await self._source.receive()
                     except anyio.EndOfStream:
-                        return await self._sink.send_eof()
+                        return await self._send_eof()
                 self._receiving = None
                 if not unsent:
                     continue  # The weather has changed.
@@ -131,6 +132,12 @@ class _Flow:
             piece, unsent = unsent[:size], unsent[size:]
             self._forwarded += size
             await self._sink.send(piece)
+
+    async def _send_eof(self) -> None:
+        try:
+            await self._sink.send_eof()
+        except RuntimeError as exc:  # So uvloop says that it is closed; of a send, anyio knows that.
+            raise anyio.BrokenResourceError from exc
 
 
 class ProxiedConnection:
@@ -152,9 +159,7 @@ class ProxiedConnection:
         """End both connections, with an RST or cleanly."""
         if reset:
             for stream in self._streams:
-                with suppress(OSError):
-                    raw = stream.extra(SocketAttribute.raw_socket)
-                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                reset_when_closed(stream)
         self._scope.cancel()
 
     async def run(self, unsent: bytes) -> None:
@@ -194,9 +199,8 @@ class FaultProxy:
                 forecast = self._policy.forecast(head)
                 async with await anyio.connect_tcp("127.0.0.1", self._server_port) as server:
                     for stream in (client, server):
-                        raw = stream.extra(SocketAttribute.raw_socket)
-                        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
-                        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+                        set_option(stream, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
+                        set_option(stream, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
                     connection = ProxiedConnection(client, server)
                     connection.switch("up", forecast.up)
                     connection.switch("down", forecast.down)

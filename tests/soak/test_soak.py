@@ -7,15 +7,17 @@ import random
 
 import pytest
 
+from tests.loops import ASYNCIO
+
 from .soak import plan_connection, plan_session, soak
 
 pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:The logging capability is deprecated")]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend() -> object:
     """Only asyncio: uvicorn knows no other loop."""
-    return "asyncio"
+    return ASYNCIO
 
 
 def test_a_seed_is_a_plan() -> None:
