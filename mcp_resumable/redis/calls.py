@@ -314,7 +314,7 @@ def client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float)
     """Return a client for a URL, or the one that was handed in.
 
     Raises:
-        ValueError: When that decodes responses.
+        ValueError: When that decodes responses, or is of a cluster and its redis-py has no `pubsub` for one.
     """
     if isinstance(url_or_client, str):
         url = re.sub(r"^valkey(s?)://", r"redi\1s://", url_or_client)
@@ -327,6 +327,8 @@ def client_of(url_or_client: str | Redis | RedisCluster, timeout_seconds: float)
             health_check_interval=10,
             socket_timeout=None,
         )
+    if isinstance(url_or_client, RedisCluster) and not hasattr(url_or_client, "pubsub"):
+        raise ValueError("a client of a cluster needs redis-py 8 or newer, which has pubsub for it")
     has_options = url_or_client if isinstance(url_or_client, RedisCluster) else url_or_client.connection_pool
     if has_options.connection_kwargs.get("decode_responses"):
         raise ValueError("the client must not decode responses: events are bytes (decode_responses=False)")

@@ -48,7 +48,7 @@ class RedisStorage(SharedStorage):
 
         Args:
             url_or_client: `redis://`, `rediss://`, `unix://`, `valkey://` or `valkeys://`; or a client (of a cluster
-                too), which stays the caller's to close. A client must not decode responses.
+                too, with redis-py 8), which stays the caller's to close. A client must not decode responses.
             retention: The limits that evict, over all workers; the same for each of them.
             prefix: Begins every key and channel; up to 64 characters of `[0-9A-Za-z_.:-]`. Storages with different
                 prefixes know nothing of each other.
@@ -59,7 +59,7 @@ class RedisStorage(SharedStorage):
             clock_shift: Seconds added to the server's clock; for tests.
 
         Raises:
-            ValueError: When an argument is out of range; the message names it.
+            ValueError: When an argument is out of range, or a client one that will not do; the message names it.
         """
         super().__init__(retention=retention, nonce=nonce)
         if not _PREFIX.fullmatch(prefix):

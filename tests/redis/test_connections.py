@@ -6,7 +6,7 @@ import time
 
 import anyio
 import pytest
-from redis.asyncio import Connection, Redis
+from redis.asyncio import Connection, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -191,6 +191,15 @@ async def test_a_client_of_the_callers_stores_once_and_stays_open(
 async def test_a_client_that_decodes_responses_is_refused(redis_server: Server) -> None:
     client = Redis.from_url(redis_server.url, decode_responses=True)
     with pytest.raises(ValueError, match="decode_responses"):
+        RedisStorage(client)
+    await client.aclose()
+
+
+async def test_a_client_of_a_cluster_that_cannot_listen_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with redis-py before 8: each operation failed."""
+    client = RedisCluster.from_url("redis://127.0.0.1:1")
+    monkeypatch.delattr(RedisCluster, "pubsub", raising=False)
+    with pytest.raises(ValueError, match="redis-py 8"):
         RedisStorage(client)
     await client.aclose()
 
