@@ -68,7 +68,7 @@ def test_a_ratio_is_to_the_same_round_of_the_baseline() -> None:
 
 def test_growth_is_between_two_sizes_in_the_same_round() -> None:
     small = {"steady": Samples([1.0, 100.0, 10.0]), "broken": Samples([], "why"), "one round": Samples([1.0])}
-    large = {"steady": Samples([1.0, 150.0, 12.0]), "broken": Samples([], "why"), "one round": Samples([3.0, 4.0])}
+    large = {"steady": Samples([2.0, 150.0, 10.0]), "broken": Samples([], "why"), "one round": Samples([3.0, 4.0])}
     steady, one_round = growth("part", "what", small, large)
-    assert steady == Figure(part="part", what="what", unit="x", store="steady", value=1.2, samples=[1.0, 1.5, 1.2])
+    assert steady == Figure(part="part", what="what", unit="x", store="steady", value=1.5, samples=[2.0, 1.5, 1.0])
     assert (one_round.store, one_round.value) == ("one round", 3.0)

@@ -9,6 +9,7 @@ import pytest
 from redis.asyncio import Connection, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from mcp_resumable import EventCursor, Generation, ResumableEventStore
@@ -241,6 +242,30 @@ async def test_connections_that_are_closed_when_they_are_written_to_cost_no_even
                 else:
                     await storage._pulse._renew_lease()
             assert storage._calls.failure is None
+
+
+@pytest.mark.parametrize("command", ["info", "publish", "exists", "delete"])
+async def test_a_transport_that_is_closed_is_a_lost_connection_to_whatever_is_asked(
+    redis_server: Server, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """As uvloop says it; what is asked by itself, and not by a script."""
+
+    async def fails(*_: object) -> None:
+        raise RuntimeError("the handler is closed")
+
+    with anyio.fail_after(TIMEOUT):
+        async with opened(redis_server.url) as storage:
+            monkeypatch.setattr(storage._calls.client, command, fails)
+            if command in ("info", "publish"):
+                with pytest.raises(RedisConnectionError, match="the handler is closed"):
+                    await storage.find_owner("s")
+                assert storage._calls.failure is not None
+            elif command == "exists":
+                with pytest.raises(RedisConnectionError, match="the handler is closed"):
+                    await storage._pulse._exists("key")
+            else:
+                storage._pulse.is_leased = True
+                await storage._pulse.retire()
 
 
 # Where the reader and the listener both have redis-py connect again, it leaves one of the two to the garbage collector.
